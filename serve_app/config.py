@@ -1,0 +1,153 @@
+"""What a deployment file may say. Frozen models; unknown keys are refused.
+
+A Modelyard deployment file is a Ray Serve config: one application per model and one for the gateway. This module
+describes the parts that are ours:
+
+* ``ModelArgs``: ``args:`` of a model application. A change here needs a new engine, so Serve restarts the replicas.
+* ``CardSettings``: ``user_config:`` of a model's ``Card`` deployment. A change here applies live.
+* ``GatewaySettings``: ``user_config:`` of the gateway's ``Gateway`` deployment. A change here applies live.
+
+``check.py`` reads whole files and turns every fault into a line with its path. Nothing here starts anything.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+# Deployment names inside the applications: Serve configs override options and user_config by these names.
+MODEL_DEPLOYMENT = "Model"
+CARD_DEPLOYMENT = "Card"
+GATEWAY_DEPLOYMENT = "Gateway"
+MODEL_IMPORT_PATH = "serve_app.model:app"
+GATEWAY_IMPORT_PATH = "serve_app.gateway:app"
+
+APP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+ModelId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,254}$")]
+
+# vLLM's own default differs by device (256, or 1,024 on large GPUs). Slots must be known before the engine exists,
+# so we always set it.
+DEFAULT_MAX_NUM_SEQS = 256
+
+
+class Spec(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FakeScript(Spec):
+    """What the scripted fake engine does (tests and load tests only). Times in seconds."""
+
+    start_s: float = Field(0.0, ge=0, description="How long the engine takes to start.")
+    fail_start: str | None = Field(None, description="Fail to start, with this message.")
+    first_token_s: float = Field(0.0, ge=0, description="Delay before the first token.")
+    token_interval_s: float = Field(0.0, ge=0, description="Delay between tokens.")
+    tokens: int = Field(16, ge=1, description="Tokens per answer where the request gives no max_tokens.")
+    tasks: tuple[Literal["generate", "embed", "score", "transcription"], ...] = ("generate",)
+
+
+class Source(Spec):
+    """Where a model's weights come from: exactly one of ``hub``, ``path``, ``shape``, ``demo`` or ``fake``."""
+
+    hub: str | None = Field(None, min_length=1, description="Hugging Face id, for example org/name.")
+    path: str | None = Field(None, min_length=1, description="Folder with config.json, weights and tokenizer.")
+    shape: str | None = Field(
+        None, min_length=1, description="A config.json: the engine runs this shape with dummy weights (speed only)."
+    )
+    demo: Literal["smollm2-135m-instruct"] | None = Field(
+        None, description="The small real model that `modelyard prepare` makes from a registry package."
+    )
+    fake: FakeScript | None = Field(None, description="The scripted fake engine: tests and load tests only.")
+    tokenizer: str | None = Field(
+        None, description="Hub id or folder of the tokenizer. `shape` uses the demo model's unless told otherwise."
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "Source":
+        given = [k for k in ("hub", "path", "shape", "demo", "fake") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of hub, path, shape, demo; found {', '.join(given) or 'none'}")
+        return self
+
+
+class Resources(Spec):
+    """What each replica asks of the cluster."""
+
+    num_cpus: float = Field(1.0, ge=0, description="CPUs per replica.")
+    num_gpus: float = Field(
+        1.0,
+        ge=0,
+        description="GPUs per worker (a replica has tensor x pipeline workers). 0: the CPU engine. "
+        "A fraction shares a GPU between models and needs tensor x pipeline = 1.",
+    )
+    accelerator_type: str | None = Field(None, description="Ray's accelerator type, for example H100.")
+    custom: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources per replica.")
+
+
+class ModelArgs(Spec):
+    """``args:`` of one model application: what needs a new engine when it changes."""
+
+    source: Source
+    engine: dict[str, Any] = Field(
+        default_factory=dict, description="vLLM's own engine arguments (AsyncEngineArgs), checked by `modelyard check`."
+    )
+    frontend: dict[str, Any] = Field(
+        default_factory=dict,
+        description="vLLM's own API-server arguments that shape answers: chat_template, tool_call_parser, …",
+    )
+    tensor_parallel_size: int = Field(1, ge=1)
+    pipeline_parallel_size: int = Field(1, ge=1)
+    resources: Resources = Resources()
+    overcommit: int = Field(
+        8,
+        ge=0,
+        description="Requests that a replica accepts beyond the engine's max_num_seqs, so that the engine never starves.",
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the engine's processes.")
+
+    @model_validator(mode="after")
+    def _fractions_only_alone(self) -> "ModelArgs":
+        gpus = self.resources.num_gpus
+        if self.workers > 1 and gpus not in (0, 1):
+            raise ValueError(
+                f"resources.num_gpus is {gpus:g}: with tensor x pipeline = {self.workers} each worker needs 1 GPU (or 0)"
+            )
+        return self
+
+    @property
+    def workers(self) -> int:
+        """Engine workers per replica: tensor x pipeline."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def max_num_seqs(self) -> int:
+        return int(self.engine.get("max_num_seqs", DEFAULT_MAX_NUM_SEQS))
+
+    @property
+    def slots(self) -> int:
+        """Requests that one replica holds at once: Serve's ``max_ongoing_requests``."""
+        return self.max_num_seqs + self.overcommit
+
+
+class RequestLimits(Spec):
+    """Bounds on one model's requests, enforced by each gateway replica."""
+
+    max_waiting: int = Field(512, ge=0, description="Requests that may wait for a replica; beyond it: 429.")
+    wait_s: float = Field(60.0, gt=0, description="Longest wait for a replica; beyond it: 503.")
+
+
+class CardSettings(Spec):
+    """``user_config:`` of the ``Card`` deployment: applies live, restarts nothing."""
+
+    also_known_as: tuple[ModelId, ...] = Field((), description="Further ids of this model; slashes allowed.")
+    limits: RequestLimits = RequestLimits()
+
+
+class GatewayArgs(Spec):
+    """``args:`` of the gateway application. Nothing yet needs a restart."""
+
+
+class GatewaySettings(Spec):
+    """``user_config:`` of the ``Gateway`` deployment: applies live."""
+
+    max_body_mb: float = Field(32.0, gt=0, description="Largest request body; beyond it: 413.")
+    refresh_s: float = Field(1.0, gt=0, le=5.0, description="How often the gateway asks Serve which models exist.")
