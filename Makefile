@@ -1,0 +1,66 @@
+# Modelyard from a clean clone: `make serve`. `make` alone lists the targets.
+
+CONFIG := deployments/local.yaml
+TARGET := cpu
+PYTHON ?= python3
+
+# One environment per target, so that switching back and forth installs nothing twice.
+VENV := .venv$(if $(filter-out cpu,$(TARGET)),-$(TARGET))
+LOCK := locks/$(TARGET).txt
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-deps
+
+# What the CPU build of torch is called in the lock; empty for other targets.
+CPU_TORCH := $(shell grep --no-messages '^torch==.*+cpu$$' $(LOCK))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: serve stop test check lock clean help
+
+serve: $(VENV)/.installed ## Install if needed, deploy CONFIG on a local Ray, follow it; Ctrl-C stops everything
+	@$(BIN)/modelyard serve $(CONFIG)
+
+stop: $(VENV)/.installed ## Stop what `make serve` started, from another terminal
+	@$(BIN)/modelyard stop
+
+test: $(VENV)/.installed-dev ## Run every test, those with Ray Serve and with the real engine too
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev ## Lint, types, and the tests that need neither Ray Serve nor an engine (seconds)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@$(BIN)/python -m pytest -m "not serve and not engine"
+
+lock: ## Write locks/*.txt anew from pyproject.toml
+	locks/refresh.sh $(PYTHON) .modelyard/lock
+
+clean: ## Remove the environments and caches of this folder (not the models under MODELYARD_HOME)
+	rm -rf .venv .venv-* .modelyard .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find serve_app tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@printf '\n  Variables: CONFIG=%s  TARGET=%s (cpu or gpu)  PYTHON=%s\n' '$(CONFIG)' '$(TARGET)' '$(PYTHON)'
+	@printf '  On GPUs:   make serve CONFIG=deployments/gpu.yaml TARGET=gpu\n'
+
+# Stamps: each environment is installed once per change of its lock, from scratch, so that it holds the lock and no more.
+$(VENV)/.locked: $(LOCK)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Modelyard needs Python 3.11 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@echo "Installing $(LOCK) into $(VENV): once per change of the lock, a few minutes."
+	@$(PYTHON) -m venv --clear $(VENV)
+	@echo '*' > $(VENV)/.gitignore
+	@# The CPU build of torch is not on PyPI. PyTorch's own index is asked for it only where pip finds it nowhere else.
+	@$(if $(CPU_TORCH),$(PIP) $(CPU_TORCH) || $(PIP) --extra-index-url https://download.pytorch.org/whl/cpu $(CPU_TORCH))
+	@$(PIP) -r $(LOCK)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.locked pyproject.toml
+	@$(PIP) --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed locks/dev.txt
+	@$(PIP) -r locks/dev.txt
+	@touch $@

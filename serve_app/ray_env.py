@@ -1,0 +1,46 @@
+"""What must be in the environment before Ray starts, and why.
+
+Ray reads these once, in each of its processes: on a running cluster it is too late. ``modelyard env`` prints them for a
+shell, ``modelyard serve`` sets them itself, and the gateway names those that are missing.
+"""
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    value: str
+    why: str
+
+
+SETTINGS = (
+    Setting(
+        "RAY_SERVE_ENABLE_HA_PROXY",
+        "1",
+        "HAProxy in front of the gateway. Serve's own Python proxy costs four times the CPU per streamed token.",
+    ),
+    Setting(
+        "RAY_process_group_cleanup_enabled",
+        "true",
+        "When a replica dies, Ray ends the processes that it had started too: an engine left behind keeps its memory.",
+    ),
+)
+
+
+def missing(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Names that are unset. One that is set to something else was somebody's decision and is not missing."""
+    return [setting.name for setting in SETTINGS if setting.name not in environ]
+
+
+def with_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` and what it lacks."""
+    return {setting.name: setting.value for setting in SETTINGS} | dict(environ)
+
+
+def export_lines() -> str:
+    """Shell lines for ``eval "$(modelyard env)"``, each after its reason."""
+    return "\n".join(f"# {s.why}\nexport {s.name}={shlex.quote(s.value)}" for s in SETTINGS)
