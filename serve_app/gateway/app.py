@@ -41,8 +41,11 @@ class Gateway:
     async def __init__(self) -> None:  # type: ignore[misc]
         self._directory = Directory(lambda: self._relay.settings)
         self._relay = Relay(self._directory)
-        for line in ray_env.missing():
-            logger.warning(line)
+        if names := ray_env.missing():
+            logger.warning(
+                f"Not set when Ray started: {', '.join(names)}. Everything works, more slowly and with less cleaning "
+                'up after crashes. To set them: stop Ray, run `eval "$(modelyard env)"`, start again.'
+            )
         self._directory.start()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:

@@ -114,6 +114,7 @@ class Relay:
                 await self._one_try(lease, asked, path, headers, body, answer)
                 return
             except ConnectionBroken as broken:
+                logger.info("try %d on replica %s of %s: %s", attempt, lease.grant.replica, model.name, broken)
                 if answer.started:
                     raise errors.UpstreamBroken("The model's replica went away in the middle of the answer.") from None
                 if attempt == ATTEMPTS:

@@ -6,6 +6,7 @@ gateway together; this does one parser call and at most one wake-up per TCP read
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import cast
 
 import httptools
 
@@ -37,6 +38,7 @@ class Connection(asyncio.Protocol):
         self._head = Head(0)
         self._head_done = False
         self._complete = True
+        self._keep_alive = True
         self._chunks: list[bytes] = []
         self._buffered = 0
         self._paused = False
@@ -77,12 +79,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        return (
-            self._complete
-            and not self._lost
-            and not self._chunks
-            and (self._parser is None or bool(self._parser.should_keep_alive()))
-        )
+        return self._complete and self._keep_alive and not self._lost and not self._chunks
 
     def close(self) -> None:
         """At once: a response under way is aborted, which is how the replica learns that the client left."""
@@ -105,8 +102,7 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
 
     def data_received(self, data: bytes) -> None:
         if self._parser is None or self._complete:
@@ -134,6 +130,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         self._head.status = self._parser.get_status_code()
+        self._keep_alive = bool(self._parser.should_keep_alive())
         self._head_done = True
 
     def on_body(self, data: bytes) -> None:

@@ -94,7 +94,7 @@ class Model:
             await self._tell_card(StartReport(self._replica, error=one_line(error)))
             raise
         self._gate = LeaseGate(self._engine.asgi)
-        self._server = HttpServer(self._gate, host=ray.util.get_node_ip_address())
+        self._server = HttpServer(self._gate, host=node_address())
         await self._server.start()
         self._started = StartReport(self._replica, facts=facts, seconds=time.monotonic() - started)
         await self._tell_card(self._started)
@@ -137,6 +137,12 @@ class Model:
         if hasattr(self, "_server"):
             await self._server.stop()
         self._engine.shutdown()
+
+
+def node_address() -> str:
+    """This node's address as the cluster knows it, which is not always the one that its routing table suggests."""
+    me = ray.get_runtime_context().get_node_id()
+    return str(next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == me))
 
 
 def build_engine(args: ModelArgs, name: str) -> Engine:

@@ -7,10 +7,12 @@ place a thing has lived. ``tests/test_vllm_contract.py`` holds all of it against
 import dataclasses
 import importlib
 import os
+import shutil
+import tempfile
 from typing import Any
 
-from serve_app import errors
-from serve_app.config import ModelArgs
+from serve_app import demo_model, errors
+from serve_app.config import ModelArgs, Source
 from serve_app.lease import EngineFacts
 from serve_app.model.engine_protocol import ASKED_MODEL, ASGIApp
 from serve_app.sources import resolve
@@ -46,9 +48,8 @@ def _first(places: tuple[str, ...]) -> Any:
 
 def engine_arguments(args: ModelArgs, name: str) -> dict[str, Any]:
     """``AsyncEngineArgs``' keywords for a config entry. ``name``: the model's id."""
-    model = str(resolve(args.source))
     engine: dict[str, Any] = {
-        "model": model,
+        **model_and_tokenizer(args.source),
         # A list: several consumers iterate over it.
         "served_model_name": [name],
         "tensor_parallel_size": args.tensor_parallel_size,
@@ -58,11 +59,22 @@ def engine_arguments(args: ModelArgs, name: str) -> dict[str, Any]:
     if args.workers > 1:
         # One node: vLLM's own worker processes inside the replica. Pipeline stages may spread over nodes: Ray workers.
         engine["distributed_executor_backend"] = "ray" if args.pipeline_parallel_size > 1 else "mp"
-    if args.source.shape is not None:
-        engine["load_format"] = "dummy"
-    if args.source.tokenizer is not None:
-        engine["tokenizer"] = args.source.tokenizer
     return engine | args.engine
+
+
+def model_and_tokenizer(source: Source) -> dict[str, str]:
+    """Where vLLM finds the weights and the tokenizer. ``FileNotFoundError`` where the demo model was not prepared."""
+    tokenizer = {"tokenizer": source.tokenizer} if source.tokenizer is not None else {}
+    if source.hub is not None:
+        return {"model": source.hub} | tokenizer
+    if source.demo is not None:
+        return {"model": str(demo_model.path())} | tokenizer
+    if source.path is not None:
+        return {"model": str(resolve(source))} | tokenizer
+    # A shape: vLLM wants a folder, and a tokenizer from somewhere.
+    folder = tempfile.mkdtemp(prefix="modelyard-shape-")
+    shutil.copy(resolve(source), os.path.join(folder, "config.json"))
+    return {"model": folder, "load_format": "dummy", "tokenizer": source.tokenizer or str(demo_model.path())}
 
 
 class VllmEngine:
