@@ -228,4 +228,3 @@ def _rendered(request: Request, error: errors.ModelyardError) -> Response:
 def app(args: GatewayArgs) -> Application:
     """Serve's application builder (``import_path: serve_app.gateway:app``)."""
     return Gateway.bind()
-

@@ -54,12 +54,14 @@ class LeasePool:
         limits: Callable[[], RequestLimits],
         replicas: Callable[[], int],
         start_s: Callable[[], float | None],
+        keep_idle_s: float = KEEP_IDLE_S,
     ) -> None:
         self._name = name
         self._lease_stream = lease_stream
         self._limits = limits
         self._replicas = replicas
         self._start_s = start_s
+        self._keep_idle_s = keep_idle_s
         self._idle: deque[Lease] = deque()
         self._in_use: Counter[str] = Counter()
         self._waiters: deque[asyncio.Future[Lease]] = deque()
@@ -164,11 +166,11 @@ class LeasePool:
         lease.idle_since = time.monotonic()
         self._idle.append(lease)
         if self._reaper is None:
-            self._reaper = asyncio.get_running_loop().call_later(KEEP_IDLE_S, self._reap)
+            self._reaper = asyncio.get_running_loop().call_later(self._keep_idle_s, self._reap)
 
     def _reap(self) -> None:
         self._reaper = None
-        old = time.monotonic() - KEEP_IDLE_S
+        old = time.monotonic() - self._keep_idle_s
         for lease in [lease for lease in self._idle if lease.idle_since <= old]:
             self._idle.remove(lease)
             self._let_go(lease)

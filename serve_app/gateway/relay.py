@@ -119,7 +119,8 @@ class Relay:
                     raise errors.UpstreamBroken("The model's replica went away in the middle of the answer.") from None
                 if attempt == ATTEMPTS:
                     raise errors.Unavailable(
-                        f"The replicas of {model.name} went away {ATTEMPTS} times.", retry_after_s=model.card.start_s or 5
+                        f"The replicas of {model.name} went away {ATTEMPTS} times.",
+                        retry_after_s=model.card.start_s or 5,
                     ) from broken
             finally:
                 pool.release(lease)

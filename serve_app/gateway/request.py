@@ -105,6 +105,6 @@ async def _multipart_model(content_type: str, body: bytes) -> Any:
         form = await MultiPartParser(Headers({"content-type": content_type}), once()).parse()
     except (MultiPartException, MultipartParseError, KeyError):
         raise errors.InvalidRequest("The body is not valid multipart/form-data.") from None
-    async with form:  # type: ignore[attr-defined]
-        model = form.get("model", msgspec.UNSET)
-        return None if isinstance(model, UploadFile) else model
+    model = form.get("model", msgspec.UNSET)
+    await form.close()
+    return None if isinstance(model, UploadFile) else model

@@ -175,4 +175,5 @@ def _plain_validation_errors(app: Any) -> None:
         return Response(body, status, dict((k.decode(), v.decode()) for k, v in headers))
 
     app.add_exception_handler(RequestValidationError, handler)
-
+    if app.middleware_stack is not None:  # built already by one of vLLM's own add-ons, with the handlers of then
+        app.middleware_stack = app.build_middleware_stack()

@@ -133,9 +133,7 @@ class FakeEngine:
             answer = {"object": path.rsplit("/", 1)[-1], "model": model, "received": sorted(request)}
         await _json(send, 200, json.dumps(answer).encode())
 
-    async def _generate(
-        self, path: str, model: str, request: dict[str, Any], fake: dict[str, Any], send: Send
-    ) -> None:
+    async def _generate(self, path: str, model: str, request: dict[str, Any], fake: dict[str, Any], send: Send) -> None:
         count = request.get("max_tokens") or request.get("max_completion_tokens") or self._script.tokens
         chat = path.endswith("chat/completions")
         head = {"id": "fake-1", "object": "chat.completion" if chat else "text_completion", "model": model}

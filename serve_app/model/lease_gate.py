@@ -69,7 +69,5 @@ class LeaseGate:
 
 async def _refuse(send: Send, why: str) -> None:
     status, headers, body = errors.render(errors.Forbidden("This port serves Modelyard's gateways only."))
-    await send(
-        {"type": "http.response.start", "status": status, "headers": [*headers, (REFUSED_HEADER, why.encode())]}
-    )
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, (REFUSED_HEADER, why.encode())]})
     await send({"type": "http.response.body", "body": body})

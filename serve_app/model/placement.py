@@ -41,6 +41,4 @@ def placement(args: ModelArgs) -> Placement:
     if args.pipeline_parallel_size == 1:
         gpus = float(args.workers)
         return Placement(actor | {"num_gpus": gpus}, [first | {"GPU": gpus} | pin], "STRICT_PACK")
-    return Placement(
-        actor | {"num_gpus": 0}, [first | pin, *([{"GPU": 1.0} | pin] * args.workers)], "PACK"
-    )
+    return Placement(actor | {"num_gpus": 0}, [first | pin, *([{"GPU": 1.0} | pin] * args.workers)], "PACK")
