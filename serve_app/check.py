@@ -48,12 +48,17 @@ class Report:
     notes: tuple[str, ...]
 
 
-def check_file(path: Path) -> Report:
-    """Checks the deployment file at ``path``. OSError: it cannot be read."""
+def check_file(
+    path: Path,
+    *,
+    engine_fields: Loader = engine_args.engine_fields,
+    frontend_fields: Loader = engine_args.frontend_fields,
+) -> Report:
+    """Checks the deployment file at ``path``; see ``check_config``. OSError: it cannot be read."""
     data, faults = read_yaml(path.read_bytes())
     if data is None:
         return Report(tuple(faults) or (Fault(path.name, "the file is empty"),), ())
-    report = check_config(data, base=path.parent)
+    report = check_config(data, base=path.parent, engine_fields=engine_fields, frontend_fields=frontend_fields)
     return Report((*faults, *report.faults), report.notes)
 
 

@@ -78,7 +78,8 @@ def path_of(root: str, loc: tuple[int | str, ...], data: Any, missing: bool) -> 
 
 
 def join(path: str, key: object) -> str:
-    return f"{path}.{key}" if path else str(key)
+    text = str(key) or '""'
+    return f"{path}.{text}" if path else text
 
 
 # --- Values of vLLM's arguments

@@ -1,5 +1,6 @@
 """Reads YAML with the faults that PyYAML keeps to itself."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,19 +10,23 @@ from serve_app.check_words import Fault
 
 
 def read_yaml(content: bytes) -> tuple[Any, list[Fault]]:
-    loader = yaml.SafeLoader(content)
+    """The document in ``content`` and what is wrong with it; None where it has none or cannot be read."""
     try:
+        loader = yaml.SafeLoader(content)
         root = loader.get_single_node()
         if root is None:
             return None, []
-        return loader.construct_document(root), list(_duplicate_keys(root, set()))
+        faults = list(_duplicate_keys(root, set()))  # first: constructing a mapping unfolds its merge keys
+        data = loader.construct_document(root)
+        json.dumps(data, default=str, skipkeys=True)  # refuses what contains itself, as nothing after this does
+        return data, faults
     except yaml.MarkedYAMLError as e:
         text = ", ".join(t for t in (e.context, e.problem) if t)
         return None, [Fault(_at(e.problem_mark or e.context_mark), f"not valid YAML: {text}")]
+    except RecursionError:
+        return None, [Fault("file", "not valid YAML: nested too deeply")]
     except (yaml.YAMLError, ValueError) as e:  # ValueError: such as a date that does not exist
         return None, [Fault("file", f"not valid YAML: {str(e).splitlines()[0]}")]
-    finally:
-        loader.dispose()
 
 
 def _at(mark: yaml.Mark | None) -> str:
