@@ -4,6 +4,7 @@ Serve ignores keys that it does not know, at most levels, and vLLM dies with a b
 key is compared with the models that will read it; a key that is right elsewhere is told where, from the same models.
 """
 
+import copy
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -102,6 +103,8 @@ class _Checker:
             self.applications(entries)
             top["applications"] = []  # so that faults there hide none here
         self.validate("", top, ServeDeploySchema)
+        if not self.faults:  # whatever Serve checks across entries that is not known here
+            self.validate("", copy.deepcopy(data), ServeDeploySchema)
 
     def applications(self, entries: list[Any]) -> None:
         gateways, models = [], 0
@@ -220,10 +223,11 @@ class _Checker:
         if isinstance(args, dict):
             self.model_args(f"{path}.args", args)
         refused = {config.MODEL_DEPLOYMENT: REFUSED_ON_MODEL, config.CARD_DEPLOYMENT: REFUSED_EVERYWHERE}
-        card = self.ours(path, entry, {config.CARD_DEPLOYMENT: config.CardSettings}, refused, MODEL_LEVELS)
-        also = card.get("also_known_as")
-        for other in also if isinstance(also, list) else ():
-            self.claim(other, path, f"{path}.deployments ({config.CARD_DEPLOYMENT}).user_config.also_known_as")
+        cards = self.ours(path, entry, {config.CARD_DEPLOYMENT: config.CardSettings}, refused, MODEL_LEVELS)
+        for where, card in cards.items():
+            also = card.get("also_known_as")
+            for i, other in enumerate(also if isinstance(also, list) else ()):
+                self.claim(other, path, f"{where}.also_known_as[{i}]")
 
     def claim(self, model_id: object, owner: str, where: str) -> None:
         """``owner`` (an entry) answers to ``model_id``, as it says at ``where``."""
@@ -245,9 +249,12 @@ class _Checker:
         settings: dict[str, type[BaseModel]],
         refused: dict[str, dict[str, str]],
         levels: list[Level],
-    ) -> dict[str, Any]:
-        """The overrides of our deployments (the keys of ``refused``). The user_config that has ``settings``."""
-        found: dict[str, Any] = {}
+    ) -> dict[str, dict[str, Any]]:
+        """Checks the overrides of our deployments, which are the keys of ``refused``.
+
+        Each user_config that ``settings`` has a model for, by its path, without its unknown keys.
+        """
+        found: dict[str, dict[str, Any]] = {}
         for where, override in self.deployments(path, entry):
             name = override.get("name")
             kept = dict(override)
@@ -264,7 +271,8 @@ class _Checker:
             self.deployment(where, kept, levels)
             given = kept.get("user_config")
             if isinstance(given, dict) and isinstance(name, str) and name in settings:
-                found = self.spec(f"{where}.user_config", given, settings[name], levels)
+                place = f"{where}.user_config"
+                found[place] = self.spec(place, given, settings[name], levels)
         return found
 
     def model_args(self, path: str, args: dict[str, Any]) -> None:

@@ -283,6 +283,12 @@ def test_num_replicas_auto_brings_its_own_bounds() -> None:
     assert _check(_model(deployments=[model])).faults == ()
 
 
+def test_what_only_serve_checks_is_still_found() -> None:
+    """A file that passes is one that Serve takes: its own validators have the last word."""
+    (fault,) = _check(_model(), gateway={**GATEWAY, "name": ""}).faults
+    assert str(fault) == "applications: Application names must be nonempty."
+
+
 def test_exactly_one_gateway() -> None:
     """None and two are faults."""
     assert [str(f) for f in _check_data({"applications": [_model()]}).faults] == [
@@ -352,9 +358,9 @@ def test_an_id_belongs_to_one_model(first: dict[str, Any], second: dict[str, Any
 def test_an_id_twice_in_one_entry() -> None:
     """An alias that repeats the name or another alias is a slip worth showing."""
     found = _lines(_check(_model(deployments=[_card(also_known_as=["chat", "x", "x"])])))
-    assert [line.split(": ")[1] for line in found] == [
-        "chat is already an id of this model",
-        "x is already an id of this model",
+    assert found == [
+        "deployments[0] (Card).user_config.also_known_as[0]: chat is already an id of this model",
+        "deployments[0] (Card).user_config.also_known_as[2]: x is already an id of this model",
     ]
 
 

@@ -48,6 +48,7 @@ OWNED_ENGINE_KEYS: dict[str, str] = {
     "data_parallel_external_lb": _MORE_REPLICAS,
     "data_parallel_multi_port_external_lb": _MORE_REPLICAS,
     "data_parallel_backend": _MORE_REPLICAS,
+    "hf_token": "Ray's dashboard would show it: set HF_TOKEN in the environment of the nodes",
     "disable_log_stats": "scaling and metrics read the engine's statistics",
 }
 
