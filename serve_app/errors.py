@@ -50,7 +50,7 @@ class ModelyardError(Exception):
 
 
 def _rebuild(cls: type[ModelyardError], state: dict[str, object]) -> ModelyardError:
-    error = cls.__new__(cls, state["message"])
+    error = cls.__new__(cls, state["message"])  # not __init__: subclasses ask for arguments of their own
     error.__dict__.update(state)
     return error
 
