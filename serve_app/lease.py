@@ -60,7 +60,7 @@ class CardView:
     """
 
     also_known_as: tuple[str, ...] = ()
-    limits: RequestLimits = field(default_factory=RequestLimits)
+    limits: RequestLimits = field(default_factory=lambda: RequestLimits())
     facts: EngineFacts | None = None
     start_s: float | None = None
     error: str | None = None

@@ -227,4 +227,5 @@ def _rendered(request: Request, error: errors.ModelyardError) -> Response:
 
 def app(args: GatewayArgs) -> Application:
     """Serve's application builder (``import_path: serve_app.gateway:app``)."""
-    return Gateway.bind()
+    application: Application = Gateway.bind()  # type: ignore[attr-defined]
+    return application

@@ -165,10 +165,11 @@ def one_line(error: BaseException) -> str:
 def app(args: ModelArgs) -> Application:
     """Serve's application builder (``import_path: serve_app.model:app``)."""
     where = placement(args)
-    model = Model.options(
+    model = Model.options(  # type: ignore[attr-defined]
         max_ongoing_requests=args.slots,
         ray_actor_options=where.actor_options,
         placement_group_bundles=where.bundles,
         placement_group_strategy=where.strategy,
     )
-    return Card.bind(model.bind(args))
+    application: Application = Card.bind(model.bind(args))  # type: ignore[attr-defined]
+    return application

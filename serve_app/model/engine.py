@@ -14,6 +14,7 @@ from typing import Any
 from serve_app import demo_model, errors
 from serve_app.config import ModelArgs, Source
 from serve_app.lease import EngineFacts
+from serve_app.model.engine_args import read_numbers
 from serve_app.model.engine_protocol import ASKED_MODEL, ASGIApp
 from serve_app.sources import resolve
 
@@ -59,7 +60,7 @@ def engine_arguments(args: ModelArgs, name: str) -> dict[str, Any]:
     if args.workers > 1:
         # One node: vLLM's own worker processes inside the replica. Pipeline stages may spread over nodes: Ray workers.
         engine["distributed_executor_backend"] = "ray" if args.pipeline_parallel_size > 1 else "mp"
-    return engine | args.engine
+    return engine | read_numbers(args.engine)
 
 
 def model_and_tokenizer(source: Source) -> dict[str, str]:
@@ -172,7 +173,7 @@ def _plain_validation_errors(app: Any) -> None:
     def handler(_request: Any, exc: Exception) -> Response:
         assert isinstance(exc, RequestValidationError)
         status, headers, body = errors.render(errors.invalid_body(exc.errors()))
-        return Response(body, status, dict((k.decode(), v.decode()) for k, v in headers))
+        return Response(body, status, {k.decode(): v.decode() for k, v in headers})
 
     app.add_exception_handler(RequestValidationError, handler)
     if app.middleware_stack is not None:  # built already by one of vLLM's own add-ons, with the handlers of then

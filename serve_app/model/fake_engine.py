@@ -97,7 +97,9 @@ class FakeEngine:
             return
         body = await _read(receive)
         try:
-            request = json.loads(body) if not scope["path"].startswith("/v1/audio") else {"model": "audio"}
+            request: dict[str, Any] = (
+                json.loads(body) if not scope["path"].startswith("/v1/audio") else {"model": "audio"}
+            )
         except ValueError:
             await _json(send, 400, b'{"error": {"message": "not JSON"}}')
             return
@@ -143,7 +145,7 @@ class FakeEngine:
                 if token is None:
                     await _chunk(send, errors.sse_event(errors.UpstreamBroken("the fake engine failed")))
                     break
-                choice = {"index": 0, "finish_reason": None}
+                choice: dict[str, Any] = {"index": 0, "finish_reason": None}
                 choice |= {"delta": {"content": token}} if chat else {"text": token}
                 event = json.dumps(head | {"choices": [choice]}, separators=(",", ":"))
                 await _chunk(send, f"data: {event}\n\n".encode())

@@ -18,7 +18,7 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app,  # type: ignore[arg-type]
+                app,
                 http="httptools",
                 lifespan="on",
                 log_config=None,
