@@ -283,9 +283,9 @@ def new_session(gcs_port: int, dashboard_port: int, ports: Sequence[int]) -> Ses
     return session
 
 
-def start(session: Session, gcs_port: int, dashboard_port: int) -> Session:
-    """Start the head of ``session`` and wait until its dashboard answers."""
-    env = environment(session)
+def start(session: Session, gcs_port: int, dashboard_port: int, env: dict[str, str] | None = None) -> Session:
+    """Start the head of ``session`` and wait until its dashboard answers. ``env``: by default ``environment``'s."""
+    env = env or environment(session)
     ray = str(Path(sysconfig.get_path("scripts")) / "ray")
     if env["RAY_AUTH_MODE"].lower() == "token" and token(env) is None:
         # Ray makes a token by itself for `ray.init` only.

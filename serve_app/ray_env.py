@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from serve_app import haproxy
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -22,6 +24,11 @@ SETTINGS = (
         "RAY_SERVE_ENABLE_HA_PROXY",
         "1",
         "HAProxy in front of the gateway. Serve's own Python proxy costs four times the CPU per streamed token.",
+    ),
+    Setting(
+        "RAY_SERVE_HAPROXY_BINARY_PATH",
+        haproxy.program(),
+        "HAProxy without kernel splicing, with which it overlooks clients that leave before their answer has begun.",
     ),
     Setting(
         "RAY_process_group_cleanup_enabled",

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from serve_app import errors
-from serve_app.errors import MethodNotAllowed, ModelyardError, TooManyRequests, Unavailable, UnknownModel
+from serve_app.errors import MethodNotAllowed, ModelyardError, Relayed, TooManyRequests, Unavailable, UnknownModel
 
 
 def _all(cls: type[ModelyardError]) -> list[type[ModelyardError]]:
@@ -14,7 +14,9 @@ def _all(cls: type[ModelyardError]) -> list[type[ModelyardError]]:
 
 
 def _make(cls: type[ModelyardError]) -> ModelyardError:
-    return MethodNotAllowed("what happened", allow="GET, POST") if cls is MethodNotAllowed else cls("what happened")
+    if cls is MethodNotAllowed:
+        return MethodNotAllowed("what happened", allow="GET, POST")
+    return Relayed(422, "what happened") if cls is Relayed else cls("what happened")
 
 
 EVERY = pytest.mark.parametrize("cls", _all(ModelyardError), ids=lambda c: c.__name__)

@@ -1,0 +1,223 @@
+"""A real Ray with Serve for tests: started, asked and ended through the same code as ``modelyard serve`` uses."""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import ray
+from ray import serve
+
+from serve_app import local_cluster, ray_env
+from serve_app.config import (
+    CARD_DEPLOYMENT,
+    GATEWAY_DEPLOYMENT,
+    GATEWAY_IMPORT_PATH,
+    MODEL_DEPLOYMENT,
+    MODEL_IMPORT_PATH,
+)
+from serve_app.local_cluster import Session
+from serve_app.ray_api import RayApi
+
+PATIENCE_S = 90.0
+GATEWAY = "gateway"
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def eventually(what: str, true: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:
+    """Wait for ``true`` to return something; fail with ``what`` after ``within_s`` seconds."""
+    deadline = time.monotonic() + within_s
+    while not (value := true()):
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        time.sleep(0.1)
+    return value
+
+
+def fake_app(
+    name: str,
+    *,
+    replicas: int | None = 1,
+    also_known_as: tuple[str, ...] = (),
+    limits: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
+    overcommit: int = 8,
+    autoscaling: dict[str, Any] | None = None,
+    **script: Any,
+) -> dict[str, Any]:
+    """A model application on the scripted engine."""
+    card: dict[str, Any] = {"also_known_as": list(also_known_as)} | ({"limits": limits} if limits else {})
+    model: dict[str, Any] = {"name": MODEL_DEPLOYMENT, "graceful_shutdown_timeout_s": 2}
+    model |= {"autoscaling_config": autoscaling} if autoscaling else {"num_replicas": replicas}
+    args: dict[str, Any] = {"source": {"fake": script}, "resources": {"num_gpus": 0, "num_cpus": 0.01}}
+    args |= {"overcommit": overcommit} | ({"engine": engine} if engine else {})
+    return {
+        "name": name,
+        "import_path": MODEL_IMPORT_PATH,
+        "route_prefix": None,
+        "args": args,
+        "deployments": [model, {"name": CARD_DEPLOYMENT, "user_config": card}],
+    }
+
+
+class Cluster:
+    """One Ray head with the gateway on it. ``haproxy``: whether Serve runs in HAProxy mode."""
+
+    def __init__(self, session: Session, gcs_port: int, http_port: int, haproxy: bool) -> None:
+        self.session = session
+        self.haproxy = haproxy
+        self.gcs_port = gcs_port
+        self.http_port = http_port
+        self.url = f"http://127.0.0.1:{http_port}"
+        self.api = RayApi(session.dashboard)
+        self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        self._apps: dict[str, dict[str, Any]] = {}
+
+    def deploy(self, *apps: dict[str, Any], wait: bool = True) -> None:
+        """Add or replace applications, as ``serve deploy`` of the longer file would."""
+        self._apps |= {app["name"]: app for app in apps}
+        self._put()
+        if wait:
+            for app in apps:
+                self.wait_running(app["name"])
+
+    def remove(self, *names: str) -> None:
+        for name in names:
+            self._apps.pop(name, None)
+        self._put()
+
+    def _put(self) -> None:
+        http = {"host": "127.0.0.1", "port": self.http_port}
+        config = {"proxy_location": "EveryNode", "http_options": http, "applications": list(self._apps.values())}
+        self.api.deploy(config)
+
+    def wait_running(self, name: str) -> None:
+        eventually(f"{name} runs", lambda: (a := self.api.state().application(name)) and a.status == "RUNNING")
+        if name != GATEWAY:
+            eventually(f"the gateway lists {name}", lambda: name in self.ready()["models"], 20)
+
+    def ready(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self.client.get("/ready").json()
+        return answer if "models" in answer else {"models": {}}
+
+    def wait_state(self, name: str, state: str, within_s: float = PATIENCE_S) -> dict[str, Any]:
+        def entry() -> dict[str, Any] | None:
+            found: dict[str, Any] | None = self.ready()["models"].get(name)
+            return found if found and found["state"] == state else None
+
+        found: dict[str, Any] = eventually(f"{name} is {state}", entry, within_s)
+        return found
+
+    def details(self) -> dict[str, Any]:
+        """Ray's own picture of all applications, replicas and their processes."""
+        return dict(self.api._checked("GET", "/api/serve/applications/").json()["applications"])
+
+    def pids(self, app: str, deployment: str = MODEL_DEPLOYMENT) -> dict[str, int]:
+        """Process id by replica id of the running replicas."""
+        replicas = self.details()[app]["deployments"][deployment]["replicas"]
+        return {r["replica_id"]: r["pid"] for r in replicas if r["state"] == "RUNNING"}
+
+    def gateway_pids(self) -> dict[str, int]:
+        return self.pids(GATEWAY, GATEWAY_DEPLOYMENT)
+
+    def reports(self, app: str) -> list[dict[str, Any]]:
+        """``Model.report`` of every running replica."""
+        handle = serve.get_deployment_handle(MODEL_DEPLOYMENT, app)
+        wanted = len(self.pids(app))
+        found: dict[str, dict[str, Any]] = {}
+
+        def all_answered() -> bool:
+            report = handle.report.remote().result(timeout_s=10)
+            found[report["replica"]] = report
+            return len(found) >= wanted
+
+        eventually(f"every replica of {app} reports", all_answered)
+        return list(found.values())
+
+    def wait_quiet(self, app: str, within_s: float = 10.0) -> list[dict[str, Any]]:
+        """Until no lease is held and nothing runs on any replica of ``app``; the last reports."""
+        reports: list[dict[str, Any]] = []
+
+        def quiet() -> bool:
+            reports[:] = self.reports(app)
+            return not any(r["leases"] or r["busy"] or r["engine"]["running"] for r in reports)
+
+        try:
+            eventually(f"{app} is quiet", quiet, within_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; last seen {reports}") from None
+        return reports
+
+    def log(self, app: str, deployment: str) -> str:
+        folder = Path(self.session.session_dir) / "logs" / "serve"
+        return "".join(p.read_text() for p in sorted(folder.glob(f"replica_{app}_{deployment}_*.log")))
+
+    async def leave_after(self, seconds: float, body: dict[str, Any], path: str = "/v1/chat/completions") -> None:
+        """A client that closes its connection after ``seconds``, before its answer is complete."""
+        async with httpx.AsyncClient(base_url=self.url, timeout=60, trust_env=False) as client:
+            try:
+                async with asyncio.timeout(seconds):
+                    await client.post(path, json=body)
+            except TimeoutError:
+                return
+        raise AssertionError("the answer was complete before the client left")
+
+
+@contextmanager
+def cluster(home: Path, *, haproxy: bool) -> Iterator[Cluster]:
+    """Start Ray with the gateway, connect this process to it, and end all of it afterwards."""
+    http, gcs, dashboard, metrics, stats, fallback = free_ports(6)
+    changed = {
+        "MODELYARD_HOME": str(home),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
+        "RAY_AUTH_MODE": "token",
+    }
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    session = local_cluster.new_session(gcs, dashboard, (http, gcs, dashboard))
+    try:
+        env = local_cluster.environment(session)
+        if not haproxy:  # as a plain `serve run` in a shell that knows nothing of Modelyard
+            for setting in ray_env.SETTINGS:
+                env.pop(setting.name)
+        session = local_cluster.start(session, gcs, dashboard, env)
+        ray.init(address=f"127.0.0.1:{gcs}", namespace="serve", log_to_driver=False, configure_logging=False)
+        running = Cluster(session, gcs, http, haproxy)
+        running.deploy({"name": GATEWAY, "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"})
+        eventually("the gateway answers", lambda: _answers(running))
+        yield running
+    finally:
+        ray.shutdown()
+        ended = local_cluster.end(session)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
+        assert ended.left == (), "processes survived the end of the cluster"
+
+
+def _answers(running: Cluster) -> bool:
+    try:
+        return running.client.get("/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def children(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
