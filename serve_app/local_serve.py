@@ -130,7 +130,7 @@ def serve(config: Mapping[str, Any], console: Console, *, gcs_port: int, dashboa
         if cluster.fresh or cluster.session is None:
             _stop(cluster, console, ours)
         else:
-            console.print("What ran before runs on. `modelyard stop` ends it.")
+            console.print("Ray runs on with what it still serves; `modelyard stop` ends it.")
         raise
 
 
@@ -322,14 +322,16 @@ def _table(applications: Iterable[Application], elapsed_s: float) -> Table:
     for a in applications:
         colour = {"RUNNING": "green", "DEPLOY_FAILED": "red", "UNHEALTHY": "red"}.get(a.status, "yellow")
         # The message is Ray's text: shown as it is, not as markup.
-        table.add_row(a.name, f"[{colour}]{a.status}[/]", a.replicas, _first_line(a.message).replace("[", "\\["))
+        table.add_row(a.name, f"[{colour}]{a.status}[/]", a.replicas, _brief(a.message).replace("[", "\\["))
     return table
 
 
 def _line(application: Application) -> str:
-    parts = (f"{application.name}: {application.status}", application.replicas, _first_line(application.message))
+    parts = (f"{application.name}: {application.status}", application.replicas, _brief(application.message))
     return "  ".join(part for part in parts if part)
 
 
-def _first_line(message: str) -> str:
-    return message.partition("\n")[0]
+def _brief(message: str) -> str:
+    """The first line says what happened; the last one of a traceback says why."""
+    lines = message.strip().splitlines()
+    return " … ".join(dict.fromkeys([lines[0], lines[-1].strip()])) if lines else ""
