@@ -13,7 +13,7 @@ describes the parts that are ours:
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints, field_validator, model_validator
 
 # Deployment names inside the applications: Serve configs override options and user_config by these names.
 MODEL_DEPLOYMENT = "Model"
@@ -29,36 +29,57 @@ ModelId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]
 # so we always set it.
 DEFAULT_MAX_NUM_SEQS = 256
 
+# Numbers must be written as numbers: pydantic would otherwise take `true` for 1.
+Int = Annotated[int, Strict()]
+Float = Annotated[float, Strict()]
+
 
 class Spec(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class FakeScript(Spec):
     """What the scripted fake engine does (tests and load tests only). Times in seconds."""
 
-    start_s: float = Field(0.0, ge=0, description="How long the engine takes to start.")
-    fail_start: str | None = Field(None, description="Fail to start, with this message.")
-    first_token_s: float = Field(0.0, ge=0, description="Delay before the first token.")
-    token_interval_s: float = Field(0.0, ge=0, description="Delay between tokens.")
-    tokens: int = Field(16, ge=1, description="Tokens per answer where the request gives no max_tokens.")
-    tasks: tuple[Literal["generate", "embed", "score", "transcription"], ...] = ("generate",)
+    start_s: Float = Field(default=0.0, ge=0, description="How long the engine takes to start.")
+    fail_start: str | None = Field(default=None, description="Fail to start, with this message.")
+    first_token_s: Float = Field(default=0.0, ge=0, description="Delay before the first token.")
+    token_interval_s: Float = Field(default=0.0, ge=0, description="Delay between tokens.")
+    tokens: Int = Field(default=16, ge=1, description="Tokens per answer where the request gives no max_tokens.")
+    tasks: tuple[Literal["generate", "embed", "score", "transcription"], ...] = Field(
+        default=("generate",), description="What the engine says it can do."
+    )
 
 
 class Source(Spec):
     """Where a model's weights come from: exactly one of ``hub``, ``path``, ``shape``, ``demo`` or ``fake``."""
 
-    hub: str | None = Field(None, min_length=1, description="Hugging Face id, for example org/name.")
-    path: str | None = Field(None, min_length=1, description="Folder with config.json, weights and tokenizer.")
+    hub: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$",
+        description="Hugging Face id, for example org/name. A revision goes to engine.revision.",
+    )
+    path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder with config.json, weights and tokenizer: an absolute path, there on every node that may "
+        "run the model. Relative paths are refused: a replica does not run in the folder of the command.",
+    )
     shape: str | None = Field(
-        None, min_length=1, description="A config.json: the engine runs this shape with dummy weights (speed only)."
+        default=None,
+        min_length=1,
+        description="A config.json: the engine runs this shape with dummy weights (speed only). An absolute path, or "
+        "shapes/NAME.json for one of those in deployments/shapes.",
     )
     demo: Literal["smollm2-135m-instruct"] | None = Field(
-        None, description="The small real model that `modelyard prepare` makes from a registry package."
+        default=None, description="The small real model that `modelyard prepare` makes from a registry package."
     )
-    fake: FakeScript | None = Field(None, description="The scripted fake engine: tests and load tests only.")
+    fake: FakeScript | None = Field(default=None, description="The scripted fake engine: tests and load tests only.")
     tokenizer: str | None = Field(
-        None, description="Hub id or folder of the tokenizer. `shape` uses the demo model's unless told otherwise."
+        default=None,
+        min_length=1,
+        description="Hub id or folder (absolute path) of the tokenizer. `shape` uses the demo model's unless told "
+        "otherwise.",
     )
 
     @model_validator(mode="after")
@@ -72,21 +93,32 @@ class Source(Spec):
 class Resources(Spec):
     """What each replica asks of the cluster."""
 
-    num_cpus: float = Field(1.0, ge=0, description="CPUs per replica.")
-    num_gpus: float = Field(
-        1.0,
+    num_cpus: Float = Field(default=1.0, ge=0, description="CPUs per replica.")
+    num_gpus: Float = Field(
+        default=1.0,
         ge=0,
+        le=1,
         description="GPUs per worker (a replica has tensor x pipeline workers). 0: the CPU engine. "
         "A fraction shares a GPU between models and needs tensor x pipeline = 1.",
     )
-    accelerator_type: str | None = Field(None, description="Ray's accelerator type, for example H100.")
-    custom: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources per replica.")
+    accelerator_type: str | None = Field(default=None, description="Ray's accelerator type, for example H100.")
+    custom: dict[str, Float] = Field(default_factory=dict, description="Custom Ray resources per replica.")
+
+    @field_validator("custom")
+    @classmethod
+    def _custom_only(cls, custom: dict[str, float]) -> dict[str, float]:
+        for name, amount in custom.items():
+            if name in ("CPU", "GPU", "memory", "object_store_memory"):
+                raise ValueError(f"{name} is not a custom resource: use num_cpus and num_gpus")
+            if amount <= 0:
+                raise ValueError(f"{name} must be greater than 0, is {amount:g}")
+        return custom
 
 
 class ModelArgs(Spec):
     """``args:`` of one model application: what needs a new engine when it changes."""
 
-    source: Source
+    source: Source = Field(description="Where the weights come from.")
     engine: dict[str, Any] = Field(
         default_factory=dict, description="vLLM's own engine arguments (AsyncEngineArgs), checked by `modelyard check`."
     )
@@ -94,22 +126,32 @@ class ModelArgs(Spec):
         default_factory=dict,
         description="vLLM's own API-server arguments that shape answers: chat_template, tool_call_parser, …",
     )
-    tensor_parallel_size: int = Field(1, ge=1)
-    pipeline_parallel_size: int = Field(1, ge=1)
-    resources: Resources = Resources()
-    overcommit: int = Field(
-        8,
+    tensor_parallel_size: Int = Field(default=1, ge=1, description="GPUs (workers) over which each layer is split.")
+    pipeline_parallel_size: Int = Field(
+        default=1, ge=1, description="Groups of workers over which the layers are split."
+    )
+    resources: Resources = Field(default=Resources(), description="What each replica asks of the cluster.")
+    overcommit: Int = Field(
+        default=8,
         ge=0,
-        description="Requests that a replica accepts beyond the engine's max_num_seqs, so that the engine never starves.",
+        description="Requests that a replica accepts beyond the engine's max_num_seqs, so the engine never starves.",
     )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the engine's processes.")
+
+    @field_validator("engine")
+    @classmethod
+    def _slots_are_known(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        seqs = engine.get("max_num_seqs", DEFAULT_MAX_NUM_SEQS)
+        if type(seqs) is not int or seqs < 1:
+            raise ValueError(f"max_num_seqs must be a whole number of at least 1, is {seqs!r}")
+        return engine
 
     @model_validator(mode="after")
     def _fractions_only_alone(self) -> "ModelArgs":
         gpus = self.resources.num_gpus
         if self.workers > 1 and gpus not in (0, 1):
             raise ValueError(
-                f"resources.num_gpus is {gpus:g}: with tensor x pipeline = {self.workers} each worker needs 1 GPU (or 0)"
+                f"resources.num_gpus is {gpus:g}: with tensor x pipeline = {self.workers} each worker needs 1 GPU or 0"
             )
         return self
 
@@ -131,15 +173,15 @@ class ModelArgs(Spec):
 class RequestLimits(Spec):
     """Bounds on one model's requests, enforced by each gateway replica."""
 
-    max_waiting: int = Field(512, ge=0, description="Requests that may wait for a replica; beyond it: 429.")
-    wait_s: float = Field(60.0, gt=0, description="Longest wait for a replica; beyond it: 503.")
+    max_waiting: Int = Field(default=512, ge=0, description="Requests that may wait for a replica; beyond it: 429.")
+    wait_s: Float = Field(default=60.0, gt=0, description="Longest wait for a replica; beyond it: 503.")
 
 
 class CardSettings(Spec):
     """``user_config:`` of the ``Card`` deployment: applies live, restarts nothing."""
 
-    also_known_as: tuple[ModelId, ...] = Field((), description="Further ids of this model; slashes allowed.")
-    limits: RequestLimits = RequestLimits()
+    also_known_as: tuple[ModelId, ...] = Field(default=(), description="Further ids of this model; slashes allowed.")
+    limits: RequestLimits = Field(default=RequestLimits(), description="Bounds on this model's requests.")
 
 
 class GatewayArgs(Spec):
@@ -149,5 +191,7 @@ class GatewayArgs(Spec):
 class GatewaySettings(Spec):
     """``user_config:`` of the ``Gateway`` deployment: applies live."""
 
-    max_body_mb: float = Field(32.0, gt=0, description="Largest request body; beyond it: 413.")
-    refresh_s: float = Field(1.0, gt=0, le=5.0, description="How often the gateway asks Serve which models exist.")
+    max_body_mb: Float = Field(default=32.0, gt=0, description="Largest request body; beyond it: 413.")
+    refresh_s: Float = Field(
+        default=1.0, gt=0, le=5.0, description="How often the gateway asks Serve which models exist."
+    )

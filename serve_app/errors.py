@@ -7,7 +7,8 @@ No error body is built anywhere else.
 
 import json
 import math
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 Protocol = Literal["openai", "anthropic"]
 
@@ -49,7 +50,7 @@ class ModelyardError(Exception):
 
 
 def _rebuild(cls: type[ModelyardError], state: dict[str, object]) -> ModelyardError:
-    error = cls(str(state["message"]))
+    error = cls.__new__(cls, state["message"])  # not __init__: subclasses ask for arguments of their own
     error.__dict__.update(state)
     return error
 
@@ -63,6 +64,12 @@ class UnsupportedTask(InvalidRequest):
     """The model exists, but cannot do what the route asks."""
 
     code = "unsupported_task"
+
+
+class Forbidden(InvalidRequest):
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
 
 
 class NotFound(InvalidRequest):
@@ -115,6 +122,17 @@ class UpstreamBroken(ModelyardError):
     code = "upstream_error"
 
 
+class Relayed(ModelyardError):
+    """An engine's own refusal, said again in our envelope. ``status`` is the engine's."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param=param, code=code)
+        self.status = status
+        self.type = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(
+            status, "invalid_request_error" if status < 500 else "api_error"
+        )
+
+
 def body(error: ModelyardError, protocol: Protocol = "openai") -> bytes:
     """The JSON body of ``error``; also the data of an SSE error event."""
     if protocol == "anthropic":
@@ -141,3 +159,18 @@ def render(error: ModelyardError, protocol: Protocol = "openai") -> tuple[int, l
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allow.encode()))
     return error.status, headers, content
+
+
+def invalid_body(faults: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """Pydantic's faults as one error: the first field that is wrong, in words.
+
+    A union reports one fault per branch; the shortest path is the field that the client wrote.
+    """
+    fault = min(faults, key=lambda f: len(f.get("loc", ())))
+    cause = fault.get("ctx", {}).get("error")
+    loc = [str(part) for part in fault.get("loc", ()) if part != "body"]
+    # Branch names of unions, such as `list[str]` or `function-wrap[...]`, are the parser's, not the client's.
+    path = [part for part in loc if part.replace("_", "").isalnum() and part not in ("str", "int", "list", "dict")]
+    param = getattr(cause, "parameter", None) or ".".join(path) or None
+    what = str(cause) if cause is not None else str(fault.get("msg", "is not valid")).removeprefix("Value error, ")
+    return InvalidRequest(f"{param}: {what}" if param else what, param=param)

@@ -1,0 +1,231 @@
+"""Wiring of the gateway: its Serve deployment, its FastAPI app (docs, models, health) and the relay beside it."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from ray import serve
+from ray.serve import Application
+from starlette.exceptions import HTTPException
+
+from serve_app import __version__, errors, ray_env
+from serve_app.catalog import Model, State
+from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
+from serve_app.gateway.directory import Directory
+from serve_app.gateway.relay import Relay
+from serve_app.gateway.routes import BY_PATH, RELAYED, protocol_of
+from serve_app.model.engine_protocol import Receive, Scope, Send
+
+logger = logging.getLogger("ray.serve")
+
+
+@serve.deployment(
+    name=GATEWAY_DEPLOYMENT,
+    num_replicas=1,
+    # The bound on open requests is each model's own (`limits`), not Serve's: an idle stream costs a gateway little.
+    max_ongoing_requests=100_000,
+    ray_actor_options={
+        "num_cpus": 1,
+        # Serve's default runs user code in a second thread and hands every chunk across: the relay is the user code
+        # here, so it runs on the loop that owns the sockets.
+        "runtime_env": {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}},
+    },
+)
+@serve.ingress()
+class Gateway:
+    async def __init__(self) -> None:  # type: ignore[misc]
+        self._directory = Directory(lambda: self._relay.settings)
+        self._relay = Relay(self._directory)
+        if names := ray_env.missing():
+            logger.warning(
+                f"Not set when Ray started: {', '.join(names)}. Everything works, more slowly and with less cleaning "
+                'up after crashes. To set them: stop Ray, run `eval "$(modelyard env)"`, start again.'
+            )
+        self._directory.start()
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        self._relay.settings = GatewaySettings(**user_config)
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        return GatewayApp(self._directory, self._relay)
+
+
+class GatewayApp:
+    """ASGI: relayed paths go straight to the relay, with no middleware on their bytes; the rest is FastAPI's."""
+
+    def __init__(self, directory: Directory, relay: Relay) -> None:
+        self._relay = relay
+        self._api = build_api(directory, relay)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            route = BY_PATH.get(scope["path"])
+            if route is not None and scope["method"] == "POST":
+                await self._relay(route, scope, receive, send)
+                return
+        await self._api(scope, receive, send)
+
+
+class GenerateRequest(BaseModel):
+    model_config = {"extra": "forbid", "protected_namespaces": ()}
+
+    model_name: str
+    prompt: str
+    max_tokens: int = Field(128, ge=1)
+    temperature: float = Field(0.9, ge=0)
+
+
+class GenerateAnswer(BaseModel):
+    text: str
+
+
+def build_api(directory: Directory, relay: Relay) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await directory.close()
+
+    api = FastAPI(
+        title="Modelyard",
+        version=__version__,
+        description="One OpenAI-compatible endpoint in front of many LLMs. `GET /v1/models` lists them.",
+        lifespan=lifespan,
+    )
+
+    @api.get("/health", tags=["operations"], summary="This gateway process lives")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @api.get("/ready", tags=["operations"], summary="Can this gateway route? With `model`: can that model answer?")
+    async def ready(model: str | None = None) -> Response:
+        if not directory.known:
+            raise errors.Unavailable("This gateway has just started and knows no models yet.", retry_after_s=1)
+        if model is not None:
+            found = directory.catalog.resolve(model)
+            if found.state not in (State.READY, State.ASLEEP):
+                raise errors.Unavailable(
+                    f"The model {model!r} is {found.state}: {found.reason}", retry_after_s=found.card.start_s or 10
+                )
+            return JSONResponse({"status": "ready", "model": _described(found)})
+        catalog = directory.catalog
+        return JSONResponse(
+            {
+                "status": "ready",
+                "models": {name: _described(model) for name, model in catalog.models.items()},
+                "conflicts": list(catalog.conflicts),
+            }
+        )
+
+    @api.get("/v1/models", tags=["models"], summary="Every id that a request may name")
+    async def models() -> dict[str, Any]:
+        catalog = directory.catalog
+        data = [_listed(asked, catalog.models[name]) for asked, name in sorted(catalog.ids.items())]
+        return {"object": "list", "data": data}
+
+    @api.get("/v1/models/{model_id:path}", tags=["models"], summary="One model; ids may hold slashes")
+    async def model(model_id: str) -> dict[str, Any]:
+        return _listed(model_id, directory.catalog.resolve(model_id))
+
+    @api.post("/generate", tags=["generation"], summary="Text from a prompt, without a protocol")
+    async def generate(request: GenerateRequest) -> GenerateAnswer:
+        body = request.model_dump(exclude={"model_name"}) | {"model": request.model_name}
+        answer = await relay.call(request.model_name, "/v1/completions", body)
+        return GenerateAnswer(text=answer["choices"][0]["text"])
+
+    @api.get("/v1/responses/{response_id}", include_in_schema=False)
+    async def response(response_id: str) -> None:
+        raise errors.NotFound("Responses are not stored here: there is none to get by id.", param="response_id")
+
+    @api.exception_handler(errors.ModelyardError)
+    async def known(request: Request, error: errors.ModelyardError) -> Response:
+        return _rendered(request, error)
+
+    @api.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        path = request.url.path
+        if error.status_code == 405 or path in BY_PATH:
+            allow = "POST" if path in BY_PATH else (error.headers or {}).get("Allow", "GET")
+            what = f"{path} takes {allow}, not {request.method}."
+            return _rendered(request, errors.MethodNotAllowed(what, allow=allow))
+        return _rendered(request, errors.NotFound(f"There is no {path} here; /docs lists what there is."))
+
+    @api.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return _rendered(request, errors.invalid_body(error.errors()))
+
+    @api.exception_handler(Exception)
+    async def unknown(request: Request, error: Exception) -> Response:
+        logger.exception("a request to %s failed inside the gateway", request.url.path, exc_info=error)
+        return _rendered(request, errors.ModelyardError("The gateway failed on this request; its log says why."))
+
+    _document_relayed(api)
+    return api
+
+
+def _document_relayed(api: FastAPI) -> None:
+    """Put the relayed routes, which FastAPI does not serve, into its OpenAPI document."""
+    plain = api.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = plain()
+        for route in RELAYED:
+            media = "multipart/form-data" if route.body == "multipart" else "application/json"
+            schema = {"type": "object", "required": ["model"], "properties": {"model": {"type": "string"}}}
+            document["paths"][route.path] = {
+                "post": {
+                    "summary": route.summary,
+                    "tags": ["relayed to the model"],
+                    "operationId": route.path.strip("/").replace("/", "_"),
+                    "requestBody": {
+                        "required": True,
+                        "content": {media: {"schema": schema, "example": route.example}},
+                    },
+                    "responses": {
+                        "200": {"description": "The engine's answer: JSON, or SSE events where `stream` is true."},
+                        "4XX": {"description": f"An error in {route.protocol}'s envelope."},
+                        "503": {"description": "Nothing can serve this model now; Retry-After says when."},
+                    },
+                }
+            }
+        return document
+
+    api.openapi = openapi  # type: ignore[method-assign]
+
+
+def _described(model: Model) -> dict[str, Any]:
+    return {
+        "state": model.state,
+        "reason": model.reason,
+        "replicas": model.replicas,
+        "also_known_as": list(model.card.also_known_as),
+        "tasks": list(model.card.facts.tasks) if model.card.facts else [],
+        "usual_start_s": model.card.start_s,
+    }
+
+
+def _listed(asked: str, model: Model) -> dict[str, Any]:
+    facts = model.card.facts
+    return {
+        "id": asked,
+        "object": "model",
+        "created": model.card.created,
+        "owned_by": "modelyard",
+        "root": model.name,
+        "max_model_len": facts.max_model_len if facts else None,
+    }
+
+
+def _rendered(request: Request, error: errors.ModelyardError) -> Response:
+    status, headers, body = errors.render(error, protocol_of(request.url.path))
+    return Response(body, status, {name.decode(): value.decode() for name, value in headers})
+
+
+def app(args: GatewayArgs) -> Application:
+    """Serve's application builder (``import_path: serve_app.gateway:app``)."""
+    application: Application = Gateway.bind()  # type: ignore[attr-defined]
+    return application

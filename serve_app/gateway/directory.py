@@ -1,0 +1,132 @@
+"""What the gateway knows of the cluster's models: Serve's public status and each model's card, polled.
+
+Serve stays the source of truth; this keeps the last picture of it (``catalog``) and one lease pool per model.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from ray import serve
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+
+from serve_app import catalog, errors
+from serve_app.catalog import AppSnapshot, Catalog, Model, State
+from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, GatewaySettings
+from serve_app.gateway.leases import LeasePool
+from serve_app.lease import CardView
+
+logger = logging.getLogger("ray.serve")
+
+CARD_TIMEOUT_S = 2.0
+# A settled model's card is asked again only every so many rounds: a thousand models stay cheap.
+SETTLED_ROUNDS = 3
+
+
+class Directory:
+    """``catalog``: the last picture. ``known``: whether Serve has answered at least once."""
+
+    def __init__(self, settings: Callable[[], GatewaySettings]) -> None:
+        self._settings = settings
+        self.catalog = Catalog()
+        self.known = False
+        self._pools: dict[str, LeasePool] = {}
+        self._last: dict[str, tuple[AppSnapshot, CardView]] = {}
+        self._round = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._poll())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.gather(*(p.close(errors.Unavailable("This gateway is stopping.")) for p in self._pools.values()))
+
+    def pool(self, model: Model) -> LeasePool:
+        pool = self._pools.get(model.name)
+        if pool is None:
+            pool = self._pools[model.name] = self._new_pool(model.name)
+        return pool
+
+    def _new_pool(self, name: str) -> LeasePool:
+        handle = serve.get_deployment_handle(MODEL_DEPLOYMENT, name).options(stream=True)
+
+        def now() -> Model:
+            return self.catalog.models.get(name) or Model(name, State.STARTING)
+
+        return LeasePool(
+            name,
+            lambda: handle.lease.remote(),
+            limits=lambda: now().card.limits,
+            replicas=lambda: now().replicas,
+            start_s=lambda: now().card.start_s,
+        )
+
+    async def _poll(self) -> None:
+        while True:
+            try:
+                await self._refresh()
+            except Exception as error:  # Serve's controller restarts, say: keep the last picture and ask again
+                logger.warning("could not read Serve's status: %r", error)
+            await asyncio.sleep(self._settings().refresh_s)
+
+    async def _refresh(self) -> None:
+        # A blocking call into Ray: never on the event loop that relays bytes.
+        status = await asyncio.to_thread(serve.status)
+        apps = {name: snapshot for name, app in status.applications.items() if (snapshot := snapshot_of(name, app))}
+        self._round += 1
+        due = [app for app in apps.values() if self._card_is_due(app)]
+        cards = await asyncio.gather(*(self._ask_card(app.name) for app in due))
+        for app, card in zip(due, cards, strict=True):
+            self._last[app.name] = (app, card)
+        self._last = {name: (apps[name], self._last[name][1]) for name in apps}
+        models = (catalog.model_of(app, card) for app, card in self._last.values())
+        self.catalog = catalog.build(models, self.catalog)
+        self.known = True
+        for name in self._pools.keys() - apps.keys():
+            await self._pools.pop(name).close(errors.UnknownModel(f"The model {name!r} was removed.", param="model"))
+
+    def _card_is_due(self, app: AppSnapshot) -> bool:
+        before = self._last.get(app.name)
+        return before is None or before[0] != app or not app.running or self._round % SETTLED_ROUNDS == 0
+
+    async def _ask_card(self, name: str) -> CardView:
+        """The model's card, or the last one that it gave."""
+        try:
+            handle = serve.get_deployment_handle(CARD_DEPLOYMENT, name)
+            card: CardView = await asyncio.wait_for(handle.card.remote(), CARD_TIMEOUT_S)
+        except Exception:
+            last = self._last.get(name)
+            return last[1] if last else CardView()
+        return card
+
+
+def snapshot_of(name: str, app: ApplicationStatusOverview) -> AppSnapshot | None:
+    """Serve's words in ours; None where the application is not one of our models, or is going."""
+    if app.status in (ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED):
+        return None
+    failed = app.status == ApplicationStatus.DEPLOY_FAILED
+    if not app.deployments:
+        # Serve does not know what is in it: not built yet, or it could not be built, which people must see.
+        return AppSnapshot(name, 0, wanted=True, failed=True, message=first_line(app.message)) if failed else None
+    model = app.deployments.get(MODEL_DEPLOYMENT)
+    if model is None or CARD_DEPLOYMENT not in app.deployments:
+        return None
+    running = model.replica_states.get("RUNNING", 0)
+    return AppSnapshot(
+        name=name,
+        running=running,
+        wanted=model.status != "HEALTHY" or bool(model.replica_states),
+        failed=failed,
+        message=first_line(model.message or app.message),
+    )
+
+
+def first_line(message: str) -> str:
+    """Serve's messages hold tracebacks and addresses: what a client may read is the first line, cut short."""
+    line = message.strip().splitlines()[0] if message.strip() else ""
+    return line[:200]

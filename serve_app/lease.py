@@ -1,0 +1,67 @@
+"""The messages that gateways and model replicas exchange through Serve.
+
+Tokens never travel here: a gateway takes a *lease* on a replica with one Serve call, then talks plain HTTP to it.
+The call stays open as long as the lease is held, so Serve counts it as one ongoing request (see docs/architecture.md).
+"""
+
+from dataclasses import dataclass, field
+
+from serve_app.config import RequestLimits
+
+# Private headers between a gateway and the replicas' own HTTP port. Never forwarded from or to clients.
+LEASE_HEADER = b"x-modelyard-lease"
+ASKED_MODEL_HEADER = b"x-modelyard-model"
+# On a refusal by the replica's lease gate, so that a gateway can tell it from the engine's own answers.
+REFUSED_HEADER = b"x-modelyard-refused"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a started engine says of itself.
+
+    ``tasks``: vLLM's names of what the model can do. ``paths``: the HTTP paths that its app answers.
+    ``max_model_len``: context length in tokens, where the engine has one.
+    """
+
+    tasks: tuple[str, ...]
+    paths: frozenset[str]
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """First message of a lease: where to send requests, and the token that opens that port."""
+
+    replica: str
+    host: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartReport:
+    """What a replica tells its model's card while it starts.
+
+    Exactly one of: still starting (both None), started (``facts`` and ``seconds``), failed (``error``: one line).
+    """
+
+    replica: str
+    facts: EngineFacts | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CardView:
+    """What gateways know of one model beyond Serve's own status.
+
+    ``start_s``: the usual time of a start in seconds, measured on this model's own replicas; None before the first.
+    ``facts`` survive the last replica, so that a sleeping model is still described.
+    """
+
+    also_known_as: tuple[str, ...] = ()
+    limits: RequestLimits = field(default_factory=lambda: RequestLimits())
+    facts: EngineFacts | None = None
+    start_s: float | None = None
+    error: str | None = None
+    created: int = 0

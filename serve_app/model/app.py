@@ -1,0 +1,175 @@
+"""Wiring of one model's Serve application: ``Card`` (ingress, always there) and ``Model`` (the engine replicas).
+
+The card is its own small deployment because it must answer while no replica lives: what the model is called, what it
+can do, how long a start takes and why the last one failed. It is the application's ingress, without a route: as an
+ingress the engine itself could not have a request router of its own and would sit out direct ingress' 30 s drain.
+"""
+
+import asyncio
+import logging
+import statistics
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve import Application
+
+from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, ModelArgs
+from serve_app.lease import CardView, EngineFacts, Grant, StartReport
+from serve_app.model.engine_protocol import Engine
+from serve_app.model.http_server import HttpServer
+from serve_app.model.lease_gate import LeaseGate
+from serve_app.model.placement import placement
+
+logger = logging.getLogger("ray.serve")
+
+# A lease that nobody used for so long is given up, should a gateway's release ever get lost. Gateways keep an idle
+# lease for at most a second.
+UNUSED_LEASE_S = 5.0
+STARTS_KEPT = 5
+
+
+@serve.deployment(name=CARD_DEPLOYMENT, num_replicas=1, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
+class Card:
+    """Describes one model to gateways. One writer per fact: Serve writes the settings, replicas write their starts."""
+
+    def __init__(self, model: Any) -> None:
+        # Holding the handle is what makes `Model` part of this application.
+        self._model = model
+        self._settings = CardSettings()
+        self._facts: EngineFacts | None = None
+        self._error: str | None = None
+        self._start_s: dict[str, float] = {}  # by replica, newest last
+        self._created = int(time.time())
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        self._settings = CardSettings(**user_config)
+
+    async def card(self) -> CardView:
+        return CardView(
+            also_known_as=self._settings.also_known_as,
+            limits=self._settings.limits,
+            facts=self._facts,
+            start_s=statistics.median(self._start_s.values()) if self._start_s else None,
+            error=self._error,
+            created=self._created,
+        )
+
+    async def report(self, start: StartReport) -> None:
+        """A replica says how its start went. Saying it again changes nothing."""
+        self._error = start.error
+        if start.facts is not None:
+            self._facts = start.facts
+        if start.seconds is not None:
+            self._start_s[start.replica] = start.seconds
+            while len(self._start_s) > STARTS_KEPT:
+                del self._start_s[next(iter(self._start_s))]
+
+
+@serve.deployment(
+    name=MODEL_DEPLOYMENT,
+    num_replicas=1,
+    # The queue is the gateways' own: what they hold they can order, count and refuse.
+    max_queued_requests=-1,
+    health_check_period_s=5,
+    health_check_timeout_s=30,
+    graceful_shutdown_wait_loop_s=0.5,
+)
+class Model:
+    """One engine on its own HTTP port, behind leases."""
+
+    # Serve awaits an async constructor: a replica counts as running once its engine answers.
+    async def __init__(self, args: ModelArgs) -> None:  # type: ignore[misc]
+        context = serve.get_replica_context()
+        self._replica = context.replica_id.unique_id
+        self._app_name = context.app_name
+        self._engine = build_engine(args, self._app_name)
+        started = time.monotonic()
+        try:
+            facts = await self._engine.start()
+        except Exception as error:
+            self._engine.shutdown()
+            await self._tell_card(StartReport(self._replica, error=one_line(error)))
+            raise
+        self._gate = LeaseGate(self._engine.asgi)
+        self._server = HttpServer(self._gate, host=node_address())
+        await self._server.start()
+        self._started = StartReport(self._replica, facts=facts, seconds=time.monotonic() - started)
+        await self._tell_card(self._started)
+
+    async def lease(self) -> AsyncIterator[Grant]:
+        """Hold one slot of this replica for as long as this call stays open (see ``serve_app.lease``)."""
+        lease = self._gate.grant()
+        try:
+            yield Grant(self._replica, self._server.host, self._server.port, lease.token)
+            used = -1
+            while lease.busy or lease.used != used:
+                used = lease.used
+                await asyncio.sleep(UNUSED_LEASE_S)
+        finally:
+            self._gate.end(lease)
+
+    async def report(self) -> dict[str, Any]:
+        """Leases held and busy, and the engine's own counters."""
+        return {
+            "replica": self._replica,
+            "leases": self._gate.held,
+            "busy": self._gate.busy,
+            "engine": self._engine.report(),
+        }
+
+    async def check_health(self) -> None:
+        await self._engine.check_health()
+        # A card that was restarted has forgotten us.
+        await self._tell_card(self._started)
+
+    async def _tell_card(self, report: StartReport) -> None:
+        try:
+            card = serve.get_deployment_handle(CARD_DEPLOYMENT, self._app_name)
+            await asyncio.wait_for(card.report.remote(report), 2.0)
+        except Exception as error:  # the card is a convenience: never a reason to fail a start or a health check
+            logger.warning("could not reach the card of %s: %s", self._app_name, one_line(error))
+
+    async def __del__(self) -> None:
+        """Serve's hook at the end of a graceful stop."""
+        if hasattr(self, "_server"):
+            await self._server.stop()
+        self._engine.shutdown()
+
+
+def node_address() -> str:
+    """This node's address as the cluster knows it, which is not always the one that its routing table suggests."""
+    me = ray.get_runtime_context().get_node_id()
+    return str(next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == me))
+
+
+def build_engine(args: ModelArgs, name: str) -> Engine:
+    if args.source.fake is not None:
+        from serve_app.model.fake_engine import FakeEngine
+
+        return FakeEngine(args.source.fake, name)
+    from serve_app.model.engine import VllmEngine
+
+    return VllmEngine(args, name)
+
+
+def one_line(error: BaseException) -> str:
+    """An exception for a status page: its last line that says something, without a traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def app(args: ModelArgs) -> Application:
+    """Serve's application builder (``import_path: serve_app.model:app``)."""
+    where = placement(args)
+    model = Model.options(  # type: ignore[attr-defined]
+        max_ongoing_requests=args.slots,
+        ray_actor_options=where.actor_options,
+        placement_group_bundles=where.bundles,
+        placement_group_strategy=where.strategy,
+    )
+    application: Application = Card.bind(model.bind(args))  # type: ignore[attr-defined]
+    return application

@@ -1,0 +1,180 @@
+"""vLLM, and all that we know of it: engine construction, its API server's app, its health and its end.
+
+Works with vLLM 0.26, 0.32 and 0.33, whose signatures agree here and whose import paths do not: ``_first`` names every
+place a thing has lived. ``tests/test_vllm_contract.py`` holds all of it against the installed release.
+"""
+
+import dataclasses
+import importlib
+import os
+import shutil
+import tempfile
+from typing import Any
+
+from serve_app import demo_model, errors
+from serve_app.config import ModelArgs, Source
+from serve_app.lease import EngineFacts
+from serve_app.model.engine_args import read_numbers
+from serve_app.model.engine_protocol import ASKED_MODEL, ASGIApp
+from serve_app.sources import resolve
+
+BUILD_APP = (
+    "vllm.entrypoints.launchers.app:build_app",
+    "vllm.entrypoints.openai.api_server:build_app",
+)
+INIT_APP_STATE = (
+    "vllm.entrypoints.launchers.api_server.app_state:init_app_state",
+    "vllm.entrypoints.openai.api_server:init_app_state",
+)
+MAKE_ARG_PARSER = (
+    "vllm.entrypoints.common.cli_args:make_arg_parser",
+    "vllm.entrypoints.launchers.cli_args:make_arg_parser",
+    "vllm.entrypoints.openai.cli_args:make_arg_parser",
+)
+ARGUMENT_PARSER = ("vllm.utils.argparse_utils:FlexibleArgumentParser",)
+ENGINE_ARGS = ("vllm.engine.arg_utils:AsyncEngineArgs",)
+ASYNC_LLM = ("vllm.v1.engine.async_llm:AsyncLLM",)
+
+
+def _first(places: tuple[str, ...]) -> Any:
+    """The first of ``module:name`` that this vLLM release has."""
+    for place in places:
+        module, name = place.split(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+    raise ImportError(f"this vLLM release has none of {', '.join(places)}; supported are 0.26, 0.32 and 0.33")
+
+
+def engine_arguments(args: ModelArgs, name: str) -> dict[str, Any]:
+    """``AsyncEngineArgs``' keywords for a config entry. ``name``: the model's id."""
+    engine: dict[str, Any] = {
+        **model_and_tokenizer(args.source),
+        # A list: several consumers iterate over it.
+        "served_model_name": [name],
+        "tensor_parallel_size": args.tensor_parallel_size,
+        "pipeline_parallel_size": args.pipeline_parallel_size,
+        "max_num_seqs": args.max_num_seqs,
+    }
+    if args.workers > 1:
+        # One node: vLLM's own worker processes inside the replica. Pipeline stages may spread over nodes: Ray workers.
+        engine["distributed_executor_backend"] = "ray" if args.pipeline_parallel_size > 1 else "mp"
+    return engine | read_numbers(args.engine)
+
+
+def model_and_tokenizer(source: Source) -> dict[str, str]:
+    """Where vLLM finds the weights and the tokenizer. ``FileNotFoundError`` where the demo model was not prepared."""
+    tokenizer = {"tokenizer": source.tokenizer} if source.tokenizer is not None else {}
+    if source.hub is not None:
+        return {"model": source.hub} | tokenizer
+    if source.demo is not None:
+        return {"model": str(demo_model.path())} | tokenizer
+    if source.path is not None:
+        return {"model": str(resolve(source))} | tokenizer
+    # A shape: vLLM wants a folder, and a tokenizer from somewhere.
+    folder = tempfile.mkdtemp(prefix="modelyard-shape-")
+    shutil.copy(resolve(source), os.path.join(folder, "config.json"))
+    return {"model": folder, "load_format": "dummy", "tokenizer": source.tokenizer or str(demo_model.path())}
+
+
+class VllmEngine:
+    """``AsyncLLM`` and vLLM's own FastAPI app in this process; the engine core is vLLM's child process."""
+
+    def __init__(self, args: ModelArgs, name: str) -> None:
+        self._args = args
+        self._name = name
+        self._llm: Any = None
+        self._app: Any = None
+
+    async def start(self) -> EngineFacts:
+        # Quiet by default; a config's `env:` wins because it is already in the environment.
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        # The gateway keeps no stored responses, so the replica must not either.
+        os.environ.setdefault("VLLM_ENABLE_RESPONSES_API_STORE", "0")
+        engine_args = _first(ENGINE_ARGS)(**engine_arguments(self._args, self._name))
+        config = engine_args.create_engine_config()
+        # Blocks until the weights are loaded and the KV cache is laid out.
+        self._llm = _first(ASYNC_LLM).from_vllm_config(
+            config, enable_log_requests=False, disable_log_stats=engine_args.disable_log_stats
+        )
+        namespace = self._namespace(engine_args)
+        tasks = tuple(await self._llm.get_supported_tasks())
+        self._app = _first(BUILD_APP)(namespace, tasks, self._llm.model_config)
+        await _first(INIT_APP_STATE)(self._llm, self._app.state, namespace, tasks)
+        _answer_to_any_name(self._app.state.openai_serving_models)
+        _plain_validation_errors(self._app)
+        # vLLM's handler of engine errors asks this object to exit; Serve's health check is what ends our replicas.
+        self._app.state.server = _ExitFlag()
+        return EngineFacts(
+            tasks=tasks,
+            paths=frozenset(p for r in self._app.routes if (p := getattr(r, "path", None))),
+            max_model_len=self._llm.model_config.max_model_len,
+        )
+
+    def _namespace(self, engine_args: Any) -> Any:
+        """vLLM's argument namespace as its API server would have parsed it, with our values in it."""
+        namespace = _first(MAKE_ARG_PARSER)(_first(ARGUMENT_PARSER)()).parse_args([])
+        # After create_engine_config, which fills in what was left open.
+        for field in dataclasses.fields(engine_args):
+            setattr(namespace, field.name, getattr(engine_args, field.name))
+        for key, value in self._args.frontend.items():
+            setattr(namespace, key, value)
+        return namespace
+
+    @property
+    def asgi(self) -> ASGIApp:
+        app: ASGIApp = self._app
+        return app
+
+    async def check_health(self) -> None:
+        await self._llm.check_health()
+
+    def report(self) -> dict[str, Any]:
+        processor = getattr(self._llm, "output_processor", None)
+        return {"running": processor.get_num_unfinished_requests() if processor else 0}
+
+    def shutdown(self) -> None:
+        if self._llm is not None:
+            self._llm.shutdown()
+            self._llm = None
+
+
+class _ExitFlag:
+    """Stands where vLLM expects its uvicorn server."""
+
+    should_exit = False
+
+
+def _answer_to_any_name(models: Any) -> None:
+    """Let the served-models object accept, and repeat in answers, the id that the client asked for.
+
+    A model's further ids change live, and the gateway has resolved the id before the request came here. Adapters keep
+    vLLM's own way: they have a name of their own.
+    """
+    is_base_model, model_name = models.is_base_model, models.model_name
+
+    def accepts(name: str) -> bool:
+        return name == ASKED_MODEL.get() or bool(is_base_model(name))
+
+    def answers_as(lora_request: Any = None) -> str:
+        asked = ASKED_MODEL.get()
+        return str(model_name(lora_request)) if lora_request is not None or asked is None else asked
+
+    models.is_base_model = models.registry.is_base_model = accepts
+    models.model_name = models.registry.model_name = answers_as
+
+
+def _plain_validation_errors(app: Any) -> None:
+    """Say what is wrong with a body in plain words: FastAPI's default prints its parser's internals."""
+    from fastapi.exceptions import RequestValidationError
+    from starlette.responses import Response
+
+    def handler(_request: Any, exc: Exception) -> Response:
+        assert isinstance(exc, RequestValidationError)
+        status, headers, body = errors.render(errors.invalid_body(exc.errors()))
+        return Response(body, status, {k.decode(): v.decode() for k, v in headers})
+
+    app.add_exception_handler(RequestValidationError, handler)
+    if app.middleware_stack is not None:  # built already by one of vLLM's own add-ons, with the handlers of then
+        app.middleware_stack = app.build_middleware_stack()

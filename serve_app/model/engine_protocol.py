@@ -1,0 +1,35 @@
+"""What a model replica needs of an engine. ``engine.py`` (vLLM) and ``fake_engine.py`` have this shape."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from serve_app.lease import EngineFacts
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# The id that the client asked for, for the length of one request: the answer's ``model`` repeats it, whichever of
+# the model's names it was. The gateway has resolved it already, so the engine accepts whatever stands here.
+ASKED_MODEL: ContextVar[str | None] = ContextVar("asked_model", default=None)
+
+
+class Engine(Protocol):
+    async def start(self) -> EngineFacts:
+        """Load the model. Returns when requests can be answered; raises with the cause otherwise."""
+
+    @property
+    def asgi(self) -> ASGIApp:
+        """The engine's OpenAI-compatible app; valid after ``start``."""
+
+    async def check_health(self) -> None:
+        """Raise when the engine is dead."""
+
+    def report(self) -> dict[str, Any]:
+        """Counters for tests and status pages."""
+
+    def shutdown(self) -> None:
+        """End the engine and its processes; callable more than once, and after a failed start."""

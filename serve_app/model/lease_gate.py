@@ -1,0 +1,73 @@
+"""The door of a replica's HTTP port: only requests that carry a live lease's token reach the engine.
+
+The outermost ASGI wrapper: whatever happens inside, a request that ends frees its lease here.
+"""
+
+import secrets
+from dataclasses import dataclass
+
+from serve_app import errors
+from serve_app.lease import ASKED_MODEL_HEADER, LEASE_HEADER, REFUSED_HEADER
+from serve_app.model.engine_protocol import ASKED_MODEL, ASGIApp, Receive, Scope, Send
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One slot of this replica, held by one gateway: one HTTP request at a time, many after each other."""
+
+    token: str
+    busy: bool = False
+    used: int = 0
+
+
+class LeaseGate:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._leases: dict[str, Lease] = {}
+
+    def grant(self) -> Lease:
+        lease = Lease(secrets.token_hex(16))
+        self._leases[lease.token] = lease
+        return lease
+
+    def end(self, lease: Lease) -> None:
+        """Forget the lease. A request under way is not touched: its connection belongs to the same gateway."""
+        self._leases.pop(lease.token, None)
+
+    @property
+    def held(self) -> int:
+        return len(self._leases)
+
+    @property
+    def busy(self) -> int:
+        return sum(lease.busy for lease in self._leases.values())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        token = asked = b""
+        for name, value in scope.get("headers", ()):
+            if name == LEASE_HEADER:
+                token = value
+            elif name == ASKED_MODEL_HEADER:
+                asked = value
+        lease = self._leases.get(token.decode("latin-1"))
+        if scope["type"] != "http" or lease is None or lease.busy:
+            if scope["type"] == "http":
+                await _refuse(send, "unknown" if lease is None else "busy")
+            return
+        lease.busy = True
+        if asked:
+            ASKED_MODEL.set(asked.decode("utf-8", "replace"))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            lease.busy = False
+            lease.used += 1
+
+
+async def _refuse(send: Send, why: str) -> None:
+    status, headers, body = errors.render(errors.Forbidden("This port serves Modelyard's gateways only."))
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, (REFUSED_HEADER, why.encode())]})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,209 @@
+"""The gateway and its replicas in one process, without Ray: real sockets, real ASGI servers, the scripted engine.
+
+Only Serve is played: ``LeaseStream`` stands for its streaming call. What must be shown on real Serve is in
+``tests/serve``.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+
+from serve_app import catalog
+from serve_app.catalog import Catalog, Model, State
+from serve_app.config import FakeScript, RequestLimits
+from serve_app.gateway.app import GatewayApp
+from serve_app.gateway.leases import LeasePool
+from serve_app.gateway.relay import Relay
+from serve_app.lease import CardView, EngineFacts, Grant
+from serve_app.model.fake_engine import FakeEngine
+from serve_app.model.http_server import HttpServer
+from serve_app.model.lease_gate import Lease, LeaseGate
+
+HOST = "127.0.0.1"
+
+
+class Replica:
+    """One model replica on a loopback port."""
+
+    def __init__(self, app: str, name: str, script: FakeScript, slots: int) -> None:
+        self.name = name
+        self.slots = slots
+        self.engine = FakeEngine(script, app)
+        self.gate = LeaseGate(self.engine.asgi)
+        self.server = HttpServer(self.gate, HOST)
+        self.facts: EngineFacts | None = None
+        self.alive = False
+        self.streams: set[LeaseStream] = set()
+
+    async def start(self) -> None:
+        self.facts = await self.engine.start()
+        await self.server.start()
+        self.alive = True
+
+    async def die(self) -> None:
+        """As after SIGKILL: its lease calls break and its sockets close."""
+        self.alive = False
+        for stream in list(self.streams):
+            stream.broken.set()
+        self.server.abort()
+        await self.server.stop()
+
+
+class LeaseStream:
+    """What ``handle.options(stream=True).lease.remote()`` returns, as far as the pool uses it."""
+
+    def __init__(self, model: "FakeModel") -> None:
+        self._model = model
+        self._replica: Replica | None = None
+        self._lease: Lease | None = None
+        self._cancelled = asyncio.Event()
+        self.broken = asyncio.Event()
+
+    def __aiter__(self) -> "LeaseStream":
+        return self
+
+    async def __anext__(self) -> Grant:
+        if self._replica is None:
+            self._replica = await self._place()
+            self._lease = self._replica.gate.grant()
+            self._replica.streams.add(self)
+            return Grant(self._replica.name, HOST, self._replica.server.port, self._lease.token)
+        ends = [asyncio.ensure_future(e.wait()) for e in (self._cancelled, self.broken)]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        self._give_back()
+        raise RuntimeError("replica died") if self.broken.is_set() else asyncio.CancelledError
+
+    async def _place(self) -> Replica:
+        """The least leased replica with a free slot; waits for one."""
+        while not self._cancelled.is_set():
+            free = [r for r in self._model.replicas if r.alive and len(r.streams) < r.slots]
+            if free:
+                return min(free, key=lambda r: len(r.streams))
+            await asyncio.sleep(0.005)
+        raise asyncio.CancelledError
+
+    def _give_back(self) -> None:
+        if self._replica is not None and self._lease is not None:
+            self._replica.streams.discard(self)
+            self._replica.gate.end(self._lease)
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+        self._give_back()
+
+
+@dataclass
+class FakeModel:
+    name: str
+    replicas: list[Replica]
+    also_known_as: tuple[str, ...] = ()
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    state: State | None = None
+    pool: LeasePool | None = None
+    streams: int = 0
+
+    def entry(self) -> Model:
+        running = [r for r in self.replicas if r.alive]
+        facts = self.replicas[0].facts if self.replicas else None
+        card = CardView(self.also_known_as, self.limits, facts, start_s=7.0)
+        state = self.state or (State.READY if running else State.STARTING)
+        return Model(self.name, state, "", len(running), card)
+
+    def open(self) -> LeaseStream:
+        self.streams += 1
+        return LeaseStream(self)
+
+
+class FakeDirectory:
+    """The directory without Serve."""
+
+    def __init__(self, models: list[FakeModel]) -> None:
+        self.models = {m.name: m for m in models}
+        self.known = True
+
+    @property
+    def catalog(self) -> Catalog:
+        return catalog.build((m.entry() for m in self.models.values()), Catalog())
+
+    def pool(self, model: Model) -> LeasePool:
+        fake = self.models[model.name]
+        if fake.pool is None:
+            fake.pool = LeasePool(
+                fake.name,
+                fake.open,
+                limits=lambda: fake.limits,
+                replicas=lambda: sum(r.alive for r in fake.replicas),
+                start_s=lambda: 7.0,
+                keep_idle_s=0.1,
+            )
+        return fake.pool
+
+    async def close(self) -> None:
+        from serve_app.errors import Unavailable
+
+        for model in self.models.values():
+            if model.pool is not None:
+                await model.pool.close(Unavailable("closing"))
+
+
+@dataclass
+class Yard:
+    """A running gateway: ``client`` talks to it, ``models`` are its insides."""
+
+    client: httpx.AsyncClient
+    models: dict[str, FakeModel]
+    directory: FakeDirectory
+    relay: Relay
+    port: int
+
+    async def quiet(self) -> None:
+        """Wait (5 s at most) until no request runs anywhere and every lease was given back."""
+        async with asyncio.timeout(5):
+            while any(
+                r.engine.report()["running"] or r.gate.busy or r.gate.held or r.streams
+                for m in self.models.values()
+                for r in m.replicas
+            ) or any(m.pool and (m.pool.in_use or m.pool.waiting or m.pool.idle) for m in self.models.values()):
+                await asyncio.sleep(0.01)
+
+
+def model(
+    name: str,
+    *,
+    replicas: int = 1,
+    slots: int = 64,
+    script: FakeScript | None = None,
+    also_known_as: tuple[str, ...] = (),
+    limits: RequestLimits | None = None,
+) -> FakeModel:
+    members = [Replica(name, f"{name}-{i}", script or FakeScript(), slots) for i in range(replicas)]
+    return FakeModel(name, members, also_known_as, limits or RequestLimits())
+
+
+@asynccontextmanager
+async def yard(*models: FakeModel) -> AsyncIterator[Yard]:
+    for fake in models:
+        for replica in fake.replicas:
+            await replica.start()
+    directory = FakeDirectory(list(models))
+    relay = Relay(directory)  # type: ignore[arg-type]
+    gateway = HttpServer(GatewayApp(directory, relay), HOST)  # type: ignore[arg-type]
+    await gateway.start()
+    base = f"http://{HOST}:{gateway.port}"
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=base, timeout=20, trust_env=False, limits=limits) as client:
+        try:
+            yield Yard(client, directory.models, directory, relay, gateway.port)
+        finally:
+            await directory.close()
+            await gateway.stop()
+            for fake in models:
+                for replica in fake.replicas:
+                    await replica.die()

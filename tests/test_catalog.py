@@ -1,0 +1,70 @@
+"""Names: letter by letter, one owner per id."""
+
+import pytest
+
+from serve_app import catalog, errors
+from serve_app.catalog import AppSnapshot, Catalog, Model, State
+from serve_app.lease import CardView
+
+
+def entry(name: str, *aliases: str) -> Model:
+    return Model(name, State.READY, "", 1, CardView(also_known_as=aliases))
+
+
+@pytest.mark.parametrize("asked", ["Chat", "chat ", "cha", "org/chat/", "", "org"])
+def test_near_misses_are_unknown(asked: str) -> None:
+    """A name that differs in case, in a space or in its end is nobody's, never another model's."""
+    built = catalog.build([entry("chat", "org/chat")], Catalog())
+    with pytest.raises(errors.UnknownModel, match="chat, org/chat"):
+        built.resolve(asked)
+
+
+def test_every_id_finds_its_model() -> None:
+    """Names and further ids lead to the same model."""
+    built = catalog.build([entry("chat", "org/chat"), entry("code")], Catalog())
+    assert built.resolve("org/chat").name == built.resolve("chat").name == "chat"
+    assert built.resolve("code").name == "code"
+    assert built.conflicts == ()
+
+
+def test_first_holder_keeps_a_contested_id() -> None:
+    """Whoever held an id keeps it when another model claims it later, and the conflict is told."""
+    before = catalog.build([entry("zeta", "shared")], Catalog())
+    built = catalog.build([entry("alpha", "shared"), entry("zeta", "shared")], before)
+    assert built.ids["shared"] == "zeta"
+    assert built.conflicts == ("alpha claims the id 'shared', which zeta keeps",)
+
+
+def test_a_name_beats_a_further_id() -> None:
+    """With no history, an application's own name wins over another's alias of that name."""
+    built = catalog.build([entry("alpha", "beta"), entry("beta")], Catalog())
+    assert built.ids["beta"] == "beta"
+    assert len(built.conflicts) == 1
+
+
+def test_an_id_is_free_again_when_its_holder_is_gone() -> None:
+    """Removing the holder hands the id to the other claimant."""
+    before = catalog.build([entry("zeta", "shared")], Catalog())
+    assert catalog.build([entry("alpha", "shared")], before).ids["shared"] == "alpha"
+
+
+@pytest.mark.parametrize(
+    ("app", "card", "state"),
+    [
+        (AppSnapshot("m", running=2, wanted=True, failed=False), CardView(), State.READY),
+        (AppSnapshot("m", running=1, wanted=True, failed=True), CardView(), State.READY),
+        (AppSnapshot("m", running=0, wanted=True, failed=False), CardView(), State.STARTING),
+        (AppSnapshot("m", running=0, wanted=False, failed=False), CardView(), State.ASLEEP),
+        (AppSnapshot("m", running=0, wanted=True, failed=True), CardView(error="no such file"), State.FAILED),
+    ],
+)
+def test_states(app: AppSnapshot, card: CardView, state: State) -> None:
+    """What Serve says becomes one of four states; a failed update with old replicas alive is still ready."""
+    assert catalog.model_of(app, card).state is state
+
+
+def test_a_failure_says_why() -> None:
+    """The replica's own cause is what people read, rather than Serve's summary."""
+    app = AppSnapshot("m", running=0, wanted=True, failed=True, message="The deployment failed to start 3 times.")
+    assert catalog.model_of(app, CardView(error="no such file")).reason == "no such file"
+    assert "3 times" in catalog.model_of(app, CardView()).reason
