@@ -61,7 +61,9 @@ def test_curl_lines_survive_a_shell() -> None:
 
 def test_somebody_elses_applications_are_not_deleted() -> None:
     """On a Ray that is not ours, a file that does not name what runs there is refused before it is deployed."""
-    state = ServeState(True, (Application("gateway", "RUNNING", "", ""), Application("theirs", "RUNNING", "", "")), "", 1)
+    state = ServeState(
+        True, (Application("gateway", "RUNNING", "", ""), Application("theirs", "RUNNING", "", "")), "", 1
+    )
     with pytest.raises(LocalClusterError, match="that Ray serves theirs"):
         local_serve._refuse_to_delete(state, {"applications": [GATEWAY]})
     local_serve._refuse_to_delete(state, {"applications": [GATEWAY, model("theirs")]})

@@ -16,7 +16,11 @@ def test_state_of_a_cluster_without_serve() -> None:
 
 def test_state_counts_replicas_and_joins_messages() -> None:
     """Running against wanted replicas per deployment; a deployment's reason is not lost behind its application's."""
-    model = {"target_num_replicas": 2, "replicas": [{"state": "RUNNING"}, {"state": "STARTING"}], "message": "no memory"}
+    model = {
+        "target_num_replicas": 2,
+        "replicas": [{"state": "RUNNING"}, {"state": "STARTING"}],
+        "message": "no memory",
+    }
     card = {"target_num_replicas": 1, "replicas": [{"state": "RUNNING"}], "message": ""}
     state = ray_api.parse_state(
         {

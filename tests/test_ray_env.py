@@ -23,8 +23,10 @@ def test_with_settings_keeps_what_the_person_set() -> None:
 
 def test_export_lines_set_the_table_in_a_shell() -> None:
     """`eval "$(modelyard env)"` works in a plain POSIX shell and sets exactly the table, reasons and all."""
-    script = f'{ray_env.export_lines()}\nexec env'
-    out = subprocess.run(["/bin/sh", "-eu", "-c", script], env={"PATH": "/bin:/usr/bin"}, capture_output=True, text=True)
+    script = f"{ray_env.export_lines()}\nexec env"
+    out = subprocess.run(
+        ["/bin/sh", "-eu", "-c", script], env={"PATH": "/bin:/usr/bin"}, capture_output=True, text=True
+    )
     assert out.returncode == 0, out.stderr
     lines = out.stdout.splitlines()
     for setting in ray_env.SETTINGS:
