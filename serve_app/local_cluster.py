@@ -38,7 +38,9 @@ SERVE_PORTS = {
 }
 
 START_TIMEOUT_S = 120.0
-TERM_GRACE_S = 8.0
+# Enough for engines and HAProxy. Ray's own daemons outlive any patience once the others are gone (10 s and more), and
+# have nothing to lose by then.
+TERM_GRACE_S = 4.0
 KILL_GRACE_S = 10.0
 
 

@@ -121,7 +121,7 @@ def serve(config: Mapping[str, Any], console: Console, *, gcs_port: int, dashboa
         _deploy(cluster, config, console)
         console.print(f"\nServing at [bold]{url_of(cluster.api.state(), config)}[/]; dashboard {cluster.api.address}")
         for line in curl_lines(config, url_of(cluster.api.state(), config)):
-            console.print(f"\n{line}", soft_wrap=True, markup=False, highlight=False)
+            console.print(f"\n{line}", soft_wrap=True, markup=False)
         console.print("\nCtrl-C stops it.")
         _watch(cluster, application_names(config), console)
     except KeyboardInterrupt:
@@ -146,7 +146,7 @@ def stop(console: Console) -> None:
 def prepare_demo(console: Console) -> None:
     with console.status("demo model") as status:
         folder = demo_model.prepare(lambda line: status.update(line) if console.is_terminal else console.print(line))
-    console.print(f"Demo model: {folder}", soft_wrap=True, highlight=False)
+    console.print(f"Demo model: {folder}", soft_wrap=True)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -314,7 +314,7 @@ class _Progress:
             line = _line(application)
             if self._shown.get(application.name) != line:
                 self._shown[application.name] = line
-                self._console.print(f"{elapsed_s:5.1f} s  {line}", soft_wrap=True, markup=False, highlight=False)
+                self._console.print(f"{elapsed_s:5.1f} s  {line}", soft_wrap=True, markup=False)
 
 
 def _table(applications: Iterable[Application], elapsed_s: float) -> Table:
