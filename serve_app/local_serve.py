@@ -166,7 +166,10 @@ def _connect(config: Mapping[str, Any], console: Console, gcs_port: int, dashboa
             local_cluster.end(session)  # what a crash left
         api = RayApi(os.environ.get("RAY_DASHBOARD_ADDRESS") or f"http://{local_cluster.HOST}:{dashboard_port}")
         if (version := api.version()) is not None:
-            console.print(f"Using the Ray {version} at {api.address}, which Modelyard did not start and will not stop.")
+            console.print(
+                f"Using the Ray {version} at {api.address}, which Modelyard did not start and will not stop.",
+                soft_wrap=True,
+            )
             _refuse_to_delete(api.state(), config)
             return Cluster(api, None, fresh=False)
         ports = local_cluster.check_ports(http_port(config), gcs_port, dashboard_port)
@@ -271,7 +274,8 @@ def _stop(cluster: Cluster, console: Console, ours: bool) -> None:
         with suppress(RayApiError, KeyboardInterrupt), console.status(hint):
             cluster.api.shut_down(STOP_GRACE_S)
     if cluster.session is None:
-        console.print("The Ray that Modelyard did not start runs on" + (", without Serve." if ours else "."))
+        serve_there = "Serve on it is shutting down." if ours else "Serve on it too, as it did before."
+        console.print(f"The Ray that Modelyard did not start runs on. {serve_there}")
         return
     # From here to the end nothing may interrupt: half a stop is worse than a slow one, and it is bounded.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
