@@ -8,8 +8,8 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -269,7 +269,8 @@ def _watch(cluster: Cluster, names: list[str], console: Console) -> None:
 
 
 def _stop(cluster: Cluster, console: Console, ours: bool) -> None:
-    if ours:
+    # Where our Ray is gone, its address may be another one's by now.
+    if ours and (cluster.session is None or local_cluster.running(cluster.session)):
         hint = f"stopping: open requests may finish within {STOP_GRACE_S:.0f} s (Ctrl-C: at once)"
         with suppress(RayApiError, KeyboardInterrupt), console.status(hint):
             cluster.api.shut_down(STOP_GRACE_S)
@@ -277,10 +278,7 @@ def _stop(cluster: Cluster, console: Console, ours: bool) -> None:
         serve_there = "Serve on it is shutting down." if ours else "Serve on it too, as it did before."
         console.print(f"The Ray that Modelyard did not start runs on. {serve_there}")
         return
-    # From here to the end nothing may interrupt: half a stop is worse than a slow one, and it is bounded.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    with local_cluster.alone(), console.status("ending processes"):
+    with _uninterrupted(), local_cluster.alone(), console.status("ending processes"):
         ended = local_cluster.end(cluster.session)
     if ended.left:
         raise LocalClusterError("the stop is incomplete:\n" + "\n".join(ended.left))
@@ -291,6 +289,18 @@ def _stop(cluster: Cluster, console: Console, ours: bool) -> None:
         console.print(
             f"Port {port} is in use by {who or 'a process of another user'}, which is not ours.", soft_wrap=True
         )
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Half a stop is worse than a slow one, and it is bounded."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 class _Progress:

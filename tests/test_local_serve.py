@@ -2,12 +2,14 @@
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from serve_app import local_serve
-from serve_app.local_cluster import LocalClusterError
+from serve_app import local_cluster, local_serve
+from serve_app.local_cluster import LocalClusterError, Session
 from serve_app.ray_api import Application, ServeState
 
 
@@ -75,3 +77,33 @@ def test_brief_shows_what_and_why() -> None:
     assert local_serve._brief("failed:\n  File x\nValueError: no") == "failed: … ValueError: no"
     assert local_serve._brief("one") == "one"
     assert local_serve._brief("") == ""
+
+
+class RecordingApi(local_serve.RayApi):
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:9")
+        self.shut_downs = 0
+
+    def shut_down(self, timeout_s: float) -> None:
+        self.shut_downs += 1
+
+
+def test_stop_after_our_ray_died_touches_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a crash or a reboot another Ray may answer at the remembered address: its Serve is left alone."""
+    monkeypatch.setenv("MODELYARD_HOME", str(tmp_path))
+    session = Session(id="gone", folder=str(tmp_path / "private"), dashboard="http://127.0.0.1:9", ports=())
+    local_cluster.save(session)
+    api = RecordingApi()
+    local_serve._stop(local_serve.Cluster(api, session, fresh=False), Console(quiet=True), ours=True)
+    assert api.shut_downs == 0
+    assert local_cluster.load() is None
+
+
+def test_stop_on_somebody_elses_ray_ends_only_our_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, Serve is shut down where this command had started it, and otherwise nothing is."""
+    monkeypatch.setenv("MODELYARD_HOME", str(tmp_path))
+    api = RecordingApi()
+    local_serve._stop(local_serve.Cluster(api, None, fresh=False), Console(quiet=True), ours=False)
+    assert api.shut_downs == 0
+    local_serve._stop(local_serve.Cluster(api, None, fresh=False), Console(quiet=True), ours=True)
+    assert api.shut_downs == 1
