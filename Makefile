@@ -53,7 +53,8 @@ $(VENV)/.locked: $(LOCK)
 	@$(PYTHON) -m venv --clear $(VENV)
 	@echo '*' > $(VENV)/.gitignore
 	@# The CPU build of torch is not on PyPI. PyTorch's own index is asked for it only where pip finds it nowhere else.
-	@$(if $(CPU_TORCH),$(PIP) $(CPU_TORCH) || $(PIP) --extra-index-url https://download.pytorch.org/whl/cpu $(CPU_TORCH))
+	@$(if $(CPU_TORCH),$(PIP) $(CPU_TORCH) || { echo "Not there: asking PyTorch's own index."; \
+	  $(PIP) --extra-index-url https://download.pytorch.org/whl/cpu $(CPU_TORCH); })
 	@$(PIP) -r $(LOCK)
 	@touch $@
 

@@ -11,7 +11,7 @@ from serve_app import ray_env
 from serve_app.local_cluster import DASHBOARD_PORT, GCS_PORT
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-console = Console()
+console = Console(highlight=False)
 
 File = Annotated[Path, typer.Argument(help="A deployment file, for example deployments/local.yaml.")]
 

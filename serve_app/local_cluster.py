@@ -38,7 +38,9 @@ SERVE_PORTS = {
 }
 
 START_TIMEOUT_S = 120.0
-TERM_GRACE_S = 8.0
+# Enough for engines and HAProxy. Ray's own daemons outlive any patience once the others are gone (10 s and more), and
+# have nothing to lose by then.
+TERM_GRACE_S = 4.0
 KILL_GRACE_S = 10.0
 
 
@@ -290,7 +292,8 @@ def start(session: Session, gcs_port: int, dashboard_port: int, env: dict[str, s
     if env["RAY_AUTH_MODE"].lower() == "token" and token(env) is None:
         # Ray makes a token by itself for `ray.init` only.
         _run([ray, "get-auth-token", "--generate"], env, "making Ray's authentication token")
-    command = [ray, "start", "--head", f"--node-ip-address={HOST}", f"--port={gcs_port}"]
+    # No --node-ip-address: Ray replaces a loopback address by a reachable one. The token guards its ports.
+    command = [ray, "start", "--head", f"--port={gcs_port}"]
     command += [f"--dashboard-host={HOST}", f"--dashboard-port={dashboard_port}", "--include-dashboard=true"]
     command += ["--disable-usage-stats"]
     _run(command, env, "starting Ray")
@@ -364,8 +367,7 @@ def end_processes(
 
     ``find`` is asked again and again: a process may have been started between the look and the signal.
     """
-    ended: set[int] = set()
-    signalled: set[int] = set()
+    seen: dict[int, psutil.Process] = {}
     start = time.monotonic()
     while found := find():
         waited = time.monotonic() - start
@@ -375,12 +377,11 @@ def end_processes(
             with suppress(psutil.NoSuchProcess):
                 if waited >= term_grace_s:
                     process.kill()
-                elif process.pid not in signalled:
-                    signalled.add(process.pid)
+                elif seen.get(process.pid) != process:
                     process.terminate()
-        gone, _ = psutil.wait_procs(found, timeout=0.5)
-        ended.update(process.pid for process in gone)
-    return len(ended)
+            seen[process.pid] = process
+        psutil.wait_procs(found, timeout=0.5)
+    return len(seen) - len(found)
 
 
 def _describe(process: psutil.Process) -> str:

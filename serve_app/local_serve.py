@@ -8,8 +8,8 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -121,7 +121,7 @@ def serve(config: Mapping[str, Any], console: Console, *, gcs_port: int, dashboa
         _deploy(cluster, config, console)
         console.print(f"\nServing at [bold]{url_of(cluster.api.state(), config)}[/]; dashboard {cluster.api.address}")
         for line in curl_lines(config, url_of(cluster.api.state(), config)):
-            console.print(f"\n{line}", soft_wrap=True, markup=False, highlight=False)
+            console.print(f"\n{line}", soft_wrap=True, markup=False)
         console.print("\nCtrl-C stops it.")
         _watch(cluster, application_names(config), console)
     except KeyboardInterrupt:
@@ -130,7 +130,7 @@ def serve(config: Mapping[str, Any], console: Console, *, gcs_port: int, dashboa
         if cluster.fresh or cluster.session is None:
             _stop(cluster, console, ours)
         else:
-            console.print("What ran before runs on. `modelyard stop` ends it.")
+            console.print("Ray runs on with what it still serves; `modelyard stop` ends it.")
         raise
 
 
@@ -146,7 +146,7 @@ def stop(console: Console) -> None:
 def prepare_demo(console: Console) -> None:
     with console.status("demo model") as status:
         folder = demo_model.prepare(lambda line: status.update(line) if console.is_terminal else console.print(line))
-    console.print(f"Demo model: {folder}", soft_wrap=True, highlight=False)
+    console.print(f"Demo model: {folder}", soft_wrap=True)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -166,7 +166,10 @@ def _connect(config: Mapping[str, Any], console: Console, gcs_port: int, dashboa
             local_cluster.end(session)  # what a crash left
         api = RayApi(os.environ.get("RAY_DASHBOARD_ADDRESS") or f"http://{local_cluster.HOST}:{dashboard_port}")
         if (version := api.version()) is not None:
-            console.print(f"Using the Ray {version} at {api.address}, which Modelyard did not start and will not stop.")
+            console.print(
+                f"Using the Ray {version} at {api.address}, which Modelyard did not start and will not stop.",
+                soft_wrap=True,
+            )
             _refuse_to_delete(api.state(), config)
             return Cluster(api, None, fresh=False)
         ports = local_cluster.check_ports(http_port(config), gcs_port, dashboard_port)
@@ -266,17 +269,16 @@ def _watch(cluster: Cluster, names: list[str], console: Console) -> None:
 
 
 def _stop(cluster: Cluster, console: Console, ours: bool) -> None:
-    if ours:
+    # Where our Ray is gone, its address may be another one's by now.
+    if ours and (cluster.session is None or local_cluster.running(cluster.session)):
         hint = f"stopping: open requests may finish within {STOP_GRACE_S:.0f} s (Ctrl-C: at once)"
         with suppress(RayApiError, KeyboardInterrupt), console.status(hint):
             cluster.api.shut_down(STOP_GRACE_S)
     if cluster.session is None:
-        console.print("The Ray that Modelyard did not start runs on" + (", without Serve." if ours else "."))
+        serve_there = "Serve on it is shutting down." if ours else "Serve on it too, as it did before."
+        console.print(f"The Ray that Modelyard did not start runs on. {serve_there}")
         return
-    # From here to the end nothing may interrupt: half a stop is worse than a slow one, and it is bounded.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    with local_cluster.alone(), console.status("ending processes"):
+    with _uninterrupted(), local_cluster.alone(), console.status("ending processes"):
         ended = local_cluster.end(cluster.session)
     if ended.left:
         raise LocalClusterError("the stop is incomplete:\n" + "\n".join(ended.left))
@@ -287,6 +289,18 @@ def _stop(cluster: Cluster, console: Console, ours: bool) -> None:
         console.print(
             f"Port {port} is in use by {who or 'a process of another user'}, which is not ours.", soft_wrap=True
         )
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Half a stop is worse than a slow one, and it is bounded."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 class _Progress:
@@ -314,7 +328,7 @@ class _Progress:
             line = _line(application)
             if self._shown.get(application.name) != line:
                 self._shown[application.name] = line
-                self._console.print(f"{elapsed_s:5.1f} s  {line}", soft_wrap=True, markup=False, highlight=False)
+                self._console.print(f"{elapsed_s:5.1f} s  {line}", soft_wrap=True, markup=False)
 
 
 def _table(applications: Iterable[Application], elapsed_s: float) -> Table:
@@ -322,14 +336,16 @@ def _table(applications: Iterable[Application], elapsed_s: float) -> Table:
     for a in applications:
         colour = {"RUNNING": "green", "DEPLOY_FAILED": "red", "UNHEALTHY": "red"}.get(a.status, "yellow")
         # The message is Ray's text: shown as it is, not as markup.
-        table.add_row(a.name, f"[{colour}]{a.status}[/]", a.replicas, _first_line(a.message).replace("[", "\\["))
+        table.add_row(a.name, f"[{colour}]{a.status}[/]", a.replicas, _brief(a.message).replace("[", "\\["))
     return table
 
 
 def _line(application: Application) -> str:
-    parts = (f"{application.name}: {application.status}", application.replicas, _first_line(application.message))
+    parts = (f"{application.name}: {application.status}", application.replicas, _brief(application.message))
     return "  ".join(part for part in parts if part)
 
 
-def _first_line(message: str) -> str:
-    return message.partition("\n")[0]
+def _brief(message: str) -> str:
+    """The first line says what happened; the last one of a traceback says why."""
+    lines = message.strip().splitlines()
+    return " … ".join(dict.fromkeys([lines[0], lines[-1].strip()])) if lines else ""
