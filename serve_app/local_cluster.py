@@ -255,6 +255,8 @@ def environment(session: Session) -> dict[str, str]:
     scripts = sysconfig.get_path("scripts")
     env = ray_env.with_settings(os.environ)
     env.setdefault("RAY_AUTH_MODE", "token")
+    # Ray's switch for "one machine only": every address is then 127.0.0.1, and no port of a replica faces the network.
+    env.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # A stop would otherwise wait half a minute for load balancers that a single machine does not have.
     env.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1")
     # Programs of the virtual environment that engines call, even where nobody activated it.
@@ -293,7 +295,7 @@ def start(session: Session, gcs_port: int, dashboard_port: int, env: dict[str, s
         # Ray makes a token by itself for `ray.init` only.
         _run([ray, "get-auth-token", "--generate"], env, "making Ray's authentication token")
     # No --node-ip-address: Ray replaces a loopback address by a reachable one. The token guards its ports.
-    command = [ray, "start", "--head", f"--port={gcs_port}"]
+    command = [ray, "start", "--head", f"--node-ip-address={HOST}", f"--port={gcs_port}"]
     command += [f"--dashboard-host={HOST}", f"--dashboard-port={dashboard_port}", "--include-dashboard=true"]
     command += ["--disable-usage-stats"]
     _run(command, env, "starting Ray")

@@ -1,6 +1,7 @@
 """A real Ray with Serve for tests: started, asked and ended through the same code as ``modelyard serve`` uses."""
 
 import asyncio
+import logging
 import os
 import socket
 import time
@@ -197,6 +198,8 @@ def cluster(home: Path, *, haproxy: bool) -> Iterator[Cluster]:
                 env.pop(setting.name)
         session = local_cluster.start(session, gcs, dashboard, env)
         ray.init(address=f"127.0.0.1:{gcs}", namespace="serve", log_to_driver=False, configure_logging=False)
+        # Serve's threads go on logging while pytest closes the stream that it lent them.
+        logging.getLogger("ray.serve").handlers.clear()
         running = Cluster(session, gcs, http, haproxy)
         running.deploy({"name": GATEWAY, "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"})
         eventually("the gateway answers", lambda: _answers(running))
