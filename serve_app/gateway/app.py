@@ -14,12 +14,12 @@ from ray.serve import Application
 from starlette.exceptions import HTTPException
 
 from serve_app import __version__, errors, ray_env
+from serve_app.asgi import Receive, Scope, Send
 from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.relay import Relay
 from serve_app.gateway.routes import BY_PATH, RELAYED, protocol_of
-from serve_app.model.engine_protocol import Receive, Scope, Send
 
 logger = logging.getLogger("ray.serve")
 

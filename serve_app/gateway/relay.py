@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from serve_app import errors
+from serve_app.asgi import Receive, Scope, Send
 from serve_app.catalog import Model, State
 from serve_app.config import GatewaySettings
 from serve_app.errors import ModelyardError, Protocol
@@ -22,7 +23,6 @@ from serve_app.gateway.request import ClientLeft, asked_model, read_body
 from serve_app.gateway.routes import Route
 from serve_app.gateway.upstream import ConnectionBroken, Head
 from serve_app.lease import ASKED_MODEL_HEADER, LEASE_HEADER, REFUSED_HEADER
-from serve_app.model.engine_protocol import Receive, Scope, Send
 
 logger = logging.getLogger("ray.serve")
 

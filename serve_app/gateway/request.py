@@ -8,8 +8,8 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from serve_app import errors
+from serve_app.asgi import Receive
 from serve_app.gateway.routes import Route
-from serve_app.model.engine_protocol import Receive
 
 
 class ClientLeft(Exception):

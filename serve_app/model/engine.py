@@ -6,17 +6,22 @@ place a thing has lived. ``tests/test_vllm_contract.py`` holds all of it against
 
 import dataclasses
 import importlib
+import json
+import logging
 import os
-import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from serve_app import demo_model, errors
+from serve_app.asgi import ASGIApp
 from serve_app.config import ModelArgs, Source
 from serve_app.lease import EngineFacts
 from serve_app.model.engine_args import read_numbers
-from serve_app.model.engine_protocol import ASKED_MODEL, ASGIApp
-from serve_app.sources import resolve
+from serve_app.model.engine_protocol import ASKED_MODEL
+from serve_app.sources import read_shape, resolve
+
+logger = logging.getLogger("ray.serve")
 
 BUILD_APP = (
     "vllm.entrypoints.launchers.app:build_app",
@@ -64,18 +69,33 @@ def engine_arguments(args: ModelArgs, name: str) -> dict[str, Any]:
 
 
 def model_and_tokenizer(source: Source) -> dict[str, str]:
-    """Where vLLM finds the weights and the tokenizer. ``FileNotFoundError`` where the demo model was not prepared."""
+    """Where vLLM finds the weights and the tokenizer."""
     tokenizer = {"tokenizer": source.tokenizer} if source.tokenizer is not None else {}
     if source.hub is not None:
         return {"model": source.hub} | tokenizer
     if source.demo is not None:
-        return {"model": str(demo_model.path())} | tokenizer
+        return {"model": demo_folder()} | tokenizer
     if source.path is not None:
         return {"model": str(resolve(source))} | tokenizer
-    # A shape: vLLM wants a folder, and a tokenizer from somewhere.
-    folder = tempfile.mkdtemp(prefix="modelyard-shape-")
-    shutil.copy(resolve(source), os.path.join(folder, "config.json"))
-    return {"model": folder, "load_format": "dummy", "tokenizer": source.tokenizer or str(demo_model.path())}
+    return shape_folder(source)
+
+
+def demo_folder() -> str:
+    """The demo model on this node, converted now where nobody did it before."""
+    return str(demo_model.prepare(logger.info))
+
+
+def shape_folder(source: Source) -> dict[str, str]:
+    """A model folder that holds a shape's ``config.json`` and nothing else: vLLM fills in dummy weights."""
+    from transformers import AutoTokenizer
+
+    tokenizer = source.tokenizer or demo_folder()
+    shape = read_shape(resolve(source))
+    # A borrowed tokenizer may know more ids than the shape: each must have its row in the embedding.
+    shape["vocab_size"] = max(shape["vocab_size"], len(AutoTokenizer.from_pretrained(tokenizer)))
+    folder = Path(tempfile.mkdtemp(prefix="modelyard-shape-"))
+    (folder / "config.json").write_text(json.dumps(shape))
+    return {"model": str(folder), "load_format": "dummy", "tokenizer": tokenizer}
 
 
 class VllmEngine:

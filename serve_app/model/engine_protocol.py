@@ -1,16 +1,10 @@
 """What a model replica needs of an engine. ``engine.py`` (vLLM) and ``fake_engine.py`` have this shape."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from serve_app.asgi import ASGIApp
 from serve_app.lease import EngineFacts
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # The id that the client asked for, for the length of one request: the answer's ``model`` repeats it, whichever of
 # the model's names it was. The gateway has resolved it already, so the engine accepts whatever stands here.

@@ -20,9 +20,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from serve_app import errors
+from serve_app.asgi import ASGIApp, Receive, Scope, Send
 from serve_app.config import FakeScript
 from serve_app.lease import EngineFacts
-from serve_app.model.engine_protocol import ASKED_MODEL, ASGIApp, Receive, Scope, Send
+from serve_app.model.engine_protocol import ASKED_MODEL
 
 _PATHS = {
     "generate": (

@@ -6,7 +6,7 @@ import socket
 
 import uvicorn
 
-from serve_app.model.engine_protocol import ASGIApp
+from serve_app.asgi import ASGIApp
 
 
 class HttpServer:

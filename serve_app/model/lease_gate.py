@@ -7,8 +7,9 @@ import secrets
 from dataclasses import dataclass
 
 from serve_app import errors
+from serve_app.asgi import ASGIApp, Receive, Scope, Send
 from serve_app.lease import ASKED_MODEL_HEADER, LEASE_HEADER, REFUSED_HEADER
-from serve_app.model.engine_protocol import ASKED_MODEL, ASGIApp, Receive, Scope, Send
+from serve_app.model.engine_protocol import ASKED_MODEL
 
 
 @dataclass(slots=True, eq=False)
