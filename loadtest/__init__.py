@@ -1,0 +1,1 @@
+"""Load tests: what Modelyard costs and how fast it is, measured on the scripted fake engine."""
