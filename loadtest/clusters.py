@@ -1,6 +1,7 @@
 """A private Ray for each of the two systems: started, found and ended by the code behind ``modelyard serve``."""
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -100,6 +101,9 @@ def cluster(system: System, home: Path, slots: int, tell: Callable[[str], None])
         yield Running(system, session, http)
     finally:
         tell("ending")
+        # Half an end is worse than a slow one, and it is bounded.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         ended = local_cluster.end(session)
         if ended.left:
             raise ClusterFault("processes would not end:\n" + "\n".join(ended.left))

@@ -32,7 +32,9 @@ class Inner:
         incoming = [{"type": "http.request", "body": body}]
 
         async def receive() -> dict[str, Any]:
-            return incoming.pop() if incoming else await asyncio.Event().wait() and {}
+            if not incoming:
+                await asyncio.Event().wait()  # a client that stays
+            return incoming.pop()
 
         async def send(message: Any) -> None:
             if message["type"] == "http.response.body":

@@ -92,7 +92,9 @@ def measure(load: Load, rounds: int, alone: int) -> list[Round]:
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relay-cost-")))
         # spawn: the client inherits nothing of this process but its code.
-        pool = stack.enter_context(ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
+        # Ctrl-C is for us; its streams end with the clusters.
+        context, ignore = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
+        pool = stack.enter_context(ProcessPoolExecutor(1, context, initializer=signal.signal, initargs=ignore))
         running = []
         for system in (MODELYARD, HANDLE):
             folder = home / system.key
