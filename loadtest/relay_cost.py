@@ -58,7 +58,8 @@ def main(
     Modelyard (HAProxy, gateway, the replica's own HTTP port), the other is
     Serve as it comes (its Python proxy, a FastAPI ingress, a
     DeploymentHandle). Both stream the same bytes from the same scripted
-    engine. Rounds alternate; a client process applies the load.
+    engine. They take turns, round by round; a client process applies the
+    load.
 
     CPU time (user and system) is read from the operating system before and
     after each round, of every process that has to do with proxying or the
@@ -87,7 +88,7 @@ def main(
 
 
 def measure(load: Load, rounds: int, alone: int) -> list[Round]:
-    """Start both systems and take ``rounds`` of each, in alternating order."""
+    """Start both systems and take ``rounds`` of each, in turn."""
     taken: list[Round] = []
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relay-cost-")))
@@ -103,7 +104,9 @@ def measure(load: Load, rounds: int, alone: int) -> list[Round]:
         if len(bodies) != 1:
             raise ClusterFault(f"the systems answer differently: {[body[:300] for body in bodies]}")
         for number in range(rounds + 1):
-            for one in running if number % 2 else reversed(running):
+            # Always in this order: so a gateway has given its idle leases back before each of its rounds, and every
+            # round pays for its leases.
+            for one in running:
                 done = take_round(one, pool, load, alone)
                 what = f"round {number} of {rounds}" if number else "warm-up"
                 cpu = done.cpu_ms_per_1000(one.system.counted)
