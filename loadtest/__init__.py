@@ -1,1 +1,1 @@
-"""Load tests and measurements. Each is a module to run: ``python -m loadtest.NAME --help``."""
+"""Load tests: what Modelyard costs and how fast it is, measured on the scripted fake engine."""

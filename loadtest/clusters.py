@@ -1,0 +1,151 @@
+"""A private Ray for each of the two systems: started, found and ended by the code behind ``modelyard serve``."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from loadtest.figures import HANDLE, MODELYARD, System
+from serve_app import local_cluster, ray_env
+from serve_app.config import GATEWAY_IMPORT_PATH, MODEL_IMPORT_PATH
+from serve_app.local_cluster import Session
+from serve_app.ray_api import RayApi, RayApiError
+
+MODEL = "fake"
+HANDLE_IMPORT_PATH = "loadtest.handle_app:app"
+START_S = 180.0
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class ClusterFault(RuntimeError):
+    """A system did not start, or is not what the measurement expects."""
+
+
+@dataclass(frozen=True)
+class Running:
+    system: System
+    session: Session
+    port: int
+
+    def watched(self) -> dict[int, tuple[psutil.Process, str]]:
+        """Every process of this cluster and its role, by process id; each counted role must be there."""
+        found = {}
+        for process in local_cluster.processes(self.session):
+            with suppress(psutil.Error):
+                name = process.name()
+                title = name if name == "haproxy" else " ".join(process.cmdline())
+                found[process.pid] = (process, self.system.role_of(title))
+        missing = set(self.system.counted) - {role for _, role in found.values()}
+        if missing:
+            raise ClusterFault(f"{self.system.title}: no process is the {', the '.join(sorted(missing))}")
+        return found
+
+
+def cpu_s(watched: dict[int, tuple[psutil.Process, str]]) -> dict[int, float]:
+    """User and system seconds since each process started; those that have ended are left out."""
+    seconds = {}
+    for pid, (process, _role) in watched.items():
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            seconds[pid] = times.user + times.system
+    return seconds
+
+
+def applications(system: System, slots: int) -> list[dict[str, Any]]:
+    """What Serve runs in ``system``. ``slots``: streams that the engine takes at once."""
+    if system is HANDLE:
+        return [
+            {
+                "name": "handle",
+                "import_path": HANDLE_IMPORT_PATH,
+                "route_prefix": "/",
+                "args": {"name": MODEL},
+            }
+        ]
+    model: dict[str, Any] = {"source": {"fake": {}}, "resources": {"num_gpus": 0, "num_cpus": 0.01}}
+    model["engine"] = {"max_num_seqs": slots}
+    return [
+        {"name": "gateway", "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"},
+        {"name": MODEL, "import_path": MODEL_IMPORT_PATH, "route_prefix": None, "args": model},
+    ]
+
+
+@contextmanager
+def cluster(system: System, home: Path, slots: int, tell: Callable[[str], None]) -> Iterator[Running]:
+    """Start Ray with ``system`` on it; end every process of it afterwards. ``home``: a folder for its state file."""
+    http, gcs, dashboard, metrics, stats, fallback = _free_ports(6)
+    # Read by local_cluster for its state file, at the start and at the end.
+    os.environ["MODELYARD_HOME"] = str(home)
+    session = local_cluster.new_session(gcs, dashboard, (http, gcs, dashboard))
+    try:
+        tell("starting Ray")
+        session = local_cluster.start(session, gcs, dashboard, _environment(system, session, metrics, stats, fallback))
+        api = RayApi(session.dashboard)
+        options = {"host": local_cluster.HOST, "port": http}
+        wanted = applications(system, slots)
+        api.deploy({"proxy_location": "EveryNode", "http_options": options, "applications": wanted})
+        deadline = time.monotonic() + START_S
+        while state := _state(api, [str(a["name"]) for a in wanted], http, system):
+            tell(state)
+            if time.monotonic() > deadline:
+                raise ClusterFault(f"{system.title}: not ready after {START_S:.0f} s: {state}")
+            time.sleep(0.5)
+        yield Running(system, session, http)
+    finally:
+        tell("ending")
+        # Half an end is worse than a slow one, and it is bounded.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        ended = local_cluster.end(session)
+        if ended.left:
+            raise ClusterFault("processes would not end:\n" + "\n".join(ended.left))
+
+
+def _environment(system: System, session: Session, metrics: int, stats: int, fallback: int) -> dict[str, str]:
+    env = local_cluster.environment(session)
+    if system is not MODELYARD:  # as plain Serve: without what Modelyard sets
+        for setting in ray_env.SETTINGS:
+            env.pop(setting.name)
+    # Replicas import this very tree.
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
+    return env | {
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
+    }
+
+
+def _state(api: RayApi, names: list[str], port: int, system: System) -> str:
+    """What is still missing, in words; empty once the endpoint answers."""
+    with suppress(RayApiError):
+        state = api.state()
+        for name in names:
+            application = state.application(name)
+            status = application.status if application else "NOT_STARTED"
+            if status == "DEPLOY_FAILED" and application:
+                raise ClusterFault(f"{system.title}: {name} cannot be deployed:\n{application.message}")
+            if status != "RUNNING":
+                return f"{name}: {status}"
+        with suppress(httpx.HTTPError, ValueError):
+            url = f"http://{local_cluster.HOST}:{port}/{'v1/models' if system is MODELYARD else 'openapi.json'}"
+            answer = httpx.get(url, trust_env=False, timeout=5)
+            if answer.is_success and (system is not MODELYARD or answer.json()["data"]):
+                return ""
+        return "waiting for the endpoint"
+    return "waiting for Ray's dashboard"
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server((local_cluster.HOST, 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
