@@ -42,6 +42,9 @@ CALLS: dict[str, tuple[tuple[str, ...], str, int, tuple[str, ...]]] = {
     "build_app": (engine.BUILD_APP, "", 3, ()),
     "init_app_state": (engine.INIT_APP_STATE, "", 4, ()),
     "make_arg_parser": (engine.MAKE_ARG_PARSER, "", 1, ()),
+    "get_max_tokens": (engine.GET_MAX_TOKENS, "", 5, ("truncate_prompt_tokens",)),
+    "create_error_response": (engine.CREATE_ERROR_RESPONSE, "", 1, ()),
+    "add_request": (engine.ASYNC_LLM, "add_request", 4, ()),
     "create_engine_config": (("vllm.engine.arg_utils:EngineArgs",), "create_engine_config", 1, ()),
     "from_vllm_config": (
         engine.ASYNC_LLM,

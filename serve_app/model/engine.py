@@ -6,16 +6,20 @@ place a thing has lived. ``tests/test_vllm_contract.py`` holds all of it against
 
 import dataclasses
 import importlib
+import json
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from serve_app import demo_model, errors
 from serve_app.config import ModelArgs, Source
 from serve_app.lease import EngineFacts
 from serve_app.model.engine_args import read_numbers
-from serve_app.model.engine_protocol import ASKED_MODEL, ASGIApp
+from serve_app.model.engine_protocol import ASKED_MODEL, ASGIApp, Message, Receive, Scope, Send
 from serve_app.sources import resolve
 
 BUILD_APP = (
@@ -34,6 +38,11 @@ MAKE_ARG_PARSER = (
 ARGUMENT_PARSER = ("vllm.utils.argparse_utils:FlexibleArgumentParser",)
 ENGINE_ARGS = ("vllm.engine.arg_utils:AsyncEngineArgs",)
 ASYNC_LLM = ("vllm.v1.engine.async_llm:AsyncLLM",)
+GET_MAX_TOKENS = ("vllm.entrypoints.serve.utils.api_utils:get_max_tokens",)
+CREATE_ERROR_RESPONSE = (
+    "vllm.entrypoints.serve.exception_handling.error_response:create_error_response",
+    "vllm.entrypoints.serve.utils.error_response:create_error_response",
+)
 
 
 def _first(places: tuple[str, ...]) -> Any:
@@ -103,6 +112,8 @@ class VllmEngine:
         self._app = _first(BUILD_APP)(namespace, tasks, self._llm.model_config)
         await _first(INIT_APP_STATE)(self._llm, self._app.state, namespace, tasks)
         _answer_to_any_name(self._app.state.openai_serving_models)
+        _refuse_to_shorten()
+        _note_admissions(self._llm)
         _plain_validation_errors(self._app)
         # vLLM's handler of engine errors asks this object to exit; Serve's health check is what ends our replicas.
         self._app.state.server = _ExitFlag()
@@ -124,8 +135,7 @@ class VllmEngine:
 
     @property
     def asgi(self) -> ASGIApp:
-        app: ASGIApp = self._app
-        return app
+        return _CommitLate(self._app)
 
     async def check_health(self) -> None:
         await self._llm.check_health()
@@ -172,9 +182,143 @@ def _plain_validation_errors(app: Any) -> None:
 
     def handler(_request: Any, exc: Exception) -> Response:
         assert isinstance(exc, RequestValidationError)
-        status, headers, body = errors.render(errors.invalid_body(exc.errors()))
+        status, headers, body = errors.render(errors.invalid_body(_meant(exc.errors())))
+        return Response(body, status, {k.decode(): v.decode() for k, v in headers})
+
+    def wrong_type(_request: Any, _exc: Exception) -> Response:
+        # vLLM's own look at a body before it is validated; Python's text about it says nothing to a client.
+        status, headers, body = errors.render(errors.InvalidRequest("A field of the body has the wrong type."))
         return Response(body, status, {k.decode(): v.decode() for k, v in headers})
 
     app.add_exception_handler(RequestValidationError, handler)
+    app.add_exception_handler(TypeError, wrong_type)
     if app.middleware_stack is not None:  # built already by one of vLLM's own add-ons, with the handlers of then
         app.middleware_stack = app.build_middleware_stack()
+
+
+def _meant(faults: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Pydantic's faults without the names of union branches, such as ``ChatCompletionUserMessageParam``.
+
+    A branch is left out where a constant of its own (``role``, ``type``) shows that the client meant another one.
+    """
+
+    def branch(loc: tuple[Any, ...]) -> tuple[Any, ...]:
+        ends = [i for i, part in enumerate(loc, 1) if _is_class(part)]
+        return loc[: ends[-1]] if ends else ()
+
+    others = {branch(fault["loc"]) for fault in faults if fault["type"] == "literal_error"} - {()}
+    kept = [fault for fault in faults if branch(fault["loc"]) not in others] or faults
+    return [{**fault, "loc": tuple(part for part in fault["loc"] if not _is_class(part))} for fault in kept]
+
+
+def _is_class(part: Any) -> bool:
+    return isinstance(part, str) and part[:1].isupper()
+
+
+class _Admission:
+    """What the engine said to the request under way: nothing yet, yes (``accepted``) or no (``refusal``)."""
+
+    accepted = False
+    refusal: Exception | None = None
+
+
+_ADMISSION: ContextVar[_Admission | None] = ContextVar("admission", default=None)
+
+
+def _note_admissions(llm: Any) -> None:
+    add_request = llm.add_request
+
+    async def noted(*args: Any, **kwargs: Any) -> Any:
+        admission = _ADMISSION.get() or _Admission()
+        try:
+            queue = await add_request(*args, **kwargs)
+        except Exception as error:
+            admission.refusal = error
+            raise
+        admission.accepted = True
+        return queue
+
+    llm.add_request = noted
+
+
+class _CommitLate:
+    """Holds a stream's head back until the engine has accepted the request.
+
+    vLLM answers 200 first and lets its engine look afterwards, so an illegal grammar or an unknown token id would end
+    in a stream of one error event, or in a broken one, where the same request without ``stream`` gets a 400.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        admission = _Admission()
+        _ADMISSION.set(admission)
+        held: list[Message] = []
+
+        async def late(message: Message) -> None:
+            if not held and (admission.accepted or not _starts_a_stream(message)):
+                await send(message)
+                return
+            held.append(message)
+            ends = message["type"] == "http.response.body" and not message.get("more_body")
+            if admission.refusal is None and (admission.accepted or ends):
+                for waiting in held:
+                    await send(waiting)
+                held.clear()
+
+        try:
+            await self._app(scope, receive, late)
+        except Exception:
+            if not held or admission.refusal is None:
+                raise
+        if held and admission.refusal is not None:
+            # As vLLM itself words it where nothing was sent yet.
+            refusal = _first(CREATE_ERROR_RESPONSE)(admission.refusal).model_dump()
+            headers = [(b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": refusal["error"]["code"], "headers": headers})
+            await send({"type": "http.response.body", "body": json.dumps(refusal).encode()})
+
+
+def _starts_a_stream(message: Message) -> bool:
+    return message["type"] == "http.response.start" and any(
+        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+        for name, value in message.get("headers", ())
+    )
+
+
+def _refuse_to_shorten() -> None:
+    """Refuse a prompt and ``max_tokens`` that exceed the context together; vLLM would cut ``max_tokens`` silently."""
+    get_max_tokens = _first(GET_MAX_TOKENS)
+
+    def checked(
+        max_model_len: int,
+        max_tokens: int | None,
+        input_length: int,
+        default_sampling_params: dict[str, Any],
+        override_max_tokens: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> Any:
+        admission = _ADMISSION.get()
+        # Later turns of one request (built-in tools) grow by themselves and are cut as vLLM does it.
+        first = admission is not None and not admission.accepted
+        if first and max_tokens is not None and truncate_prompt_tokens is None:
+            asked = input_length + max_tokens
+            if input_length <= max_model_len < asked:
+                raise ValueError(
+                    f"This model's maximum context length is {max_model_len} tokens. However, you requested {asked} "
+                    f"tokens: {input_length} in the prompt and {max_tokens} for the answer. Reduce one of them."
+                )
+        return get_max_tokens(
+            max_model_len,
+            max_tokens,
+            input_length,
+            default_sampling_params,
+            override_max_tokens,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+
+    # Its callers imported it by name.
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm.") and vars(module).get("get_max_tokens") is get_max_tokens:
+            module.get_max_tokens = checked  # type: ignore[attr-defined]
