@@ -54,6 +54,7 @@ CALLS: dict[str, tuple[tuple[str, ...], str, int, tuple[str, ...]]] = {
     ),
     "get_supported_tasks": (engine.ASYNC_LLM, "get_supported_tasks", 1, ()),
     "check_health": (engine.ASYNC_LLM, "check_health", 1, ()),
+    "errored": (engine.ASYNC_LLM, "errored", 1, ()),  # a property
     "shutdown": (engine.ASYNC_LLM, "shutdown", 1, ()),
     "get_num_unfinished_requests": (OUTPUT_PROCESSOR, "get_num_unfinished_requests", 1, ()),
     "record": (STAT_LOGGER, "record", 1, ("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx")),
@@ -207,7 +208,8 @@ def test_the_installed_release_really_imports() -> None:
     for places, method, positional, keywords in CALLS.values():
         call = engine._first(places)
         unbound = inspect.getattr_static(call, method) if method else call
-        signature = inspect.signature(getattr(unbound, "__func__", unbound))
+        function = unbound.fget if isinstance(unbound, property) else getattr(unbound, "__func__", unbound)
+        signature = inspect.signature(function)
         signature.bind(*[None] * positional, **dict.fromkeys(keywords))
 
 

@@ -4,14 +4,17 @@ Works with vLLM 0.26, 0.32 and 0.33, whose signatures agree here and whose impor
 place a thing has lived. ``tests/test_vllm_contract.py`` holds all of it against the installed release.
 """
 
+import asyncio
 import dataclasses
 import importlib
 import json
+import logging
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,6 +24,11 @@ from serve_app.lease import EngineFacts
 from serve_app.model.engine_args import read_numbers
 from serve_app.model.engine_protocol import ASKED_MODEL, ASGIApp, Message, Receive, Scope, Send
 from serve_app.sources import resolve
+
+logger = logging.getLogger("ray.serve")
+
+# Once the engine's process is dead: time for the error events of streams under way, then this replica ends too.
+DEAD_GRACE_S = 0.5
 
 BUILD_APP = (
     "vllm.entrypoints.launchers.app:build_app",
@@ -95,6 +103,7 @@ class VllmEngine:
         self._name = name
         self._llm: Any = None
         self._app: Any = None
+        self._end: threading.Timer | None = None
 
     async def start(self) -> EngineFacts:
         # Quiet by default; a config's `env:` wins because it is already in the environment.
@@ -108,14 +117,15 @@ class VllmEngine:
             config, enable_log_requests=False, disable_log_stats=engine_args.disable_log_stats
         )
         namespace = self._namespace(engine_args)
-        tasks = tuple(await self._llm.get_supported_tasks())
+        # A set in another order in each process.
+        tasks = tuple(sorted(await self._llm.get_supported_tasks()))
         self._app = _first(BUILD_APP)(namespace, tasks, self._llm.model_config)
         await _first(INIT_APP_STATE)(self._llm, self._app.state, namespace, tasks)
         _answer_to_any_name(self._app.state.openai_serving_models)
         _refuse_to_shorten()
         _note_admissions(self._llm)
         _plain_validation_errors(self._app)
-        # vLLM's handler of engine errors asks this object to exit; Serve's health check is what ends our replicas.
+        # vLLM's handler of engine errors asks this object to exit; we look at the engine ourselves.
         self._app.state.server = _ExitFlag()
         return EngineFacts(
             tasks=tasks,
@@ -135,10 +145,25 @@ class VllmEngine:
 
     @property
     def asgi(self) -> ASGIApp:
-        return _CommitLate(self._app)
+        return _CommitLate(self._app, self._is_dead)
 
     async def check_health(self) -> None:
+        self._is_dead()
         await self._llm.check_health()
+
+    def _is_dead(self) -> bool:
+        """Whether the engine is lost; if so this replica ends in a moment.
+
+        Serve would take three failed health checks to replace it, and requests would fail meanwhile. A replica that
+        is gone is replaced at once, and gateways give its unanswered requests to another one.
+        """
+        dead = self._llm is not None and bool(self._llm.errored)
+        if dead and self._end is None:
+            logger.error("the engine of %s died, so this replica ends", self._name)
+            self._end = threading.Timer(DEAD_GRACE_S, os._exit, (1,))
+            self._end.daemon = True
+            self._end.start()
+        return dead
 
     def report(self) -> dict[str, Any]:
         processor = getattr(self._llm, "output_processor", None)
@@ -199,15 +224,18 @@ def _plain_validation_errors(app: Any) -> None:
 def _meant(faults: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Pydantic's faults without the names of union branches, such as ``ChatCompletionUserMessageParam``.
 
-    A branch is left out where a constant of its own (``role``, ``type``) shows that the client meant another one.
+    A branch is left out where a constant of its own (``role``, ``type``), else a field that the client did not send,
+    shows that another one was meant.
     """
 
     def branch(loc: tuple[Any, ...]) -> tuple[Any, ...]:
         ends = [i for i, part in enumerate(loc, 1) if _is_class(part)]
         return loc[: ends[-1]] if ends else ()
 
-    others = {branch(fault["loc"]) for fault in faults if fault["type"] == "literal_error"} - {()}
-    kept = [fault for fault in faults if branch(fault["loc"]) not in others] or faults
+    kept = list(faults)
+    for sign in ("literal_error", "missing"):
+        others = {branch(fault["loc"]) for fault in kept if fault["type"] == sign} - {()}
+        kept = [fault for fault in kept if branch(fault["loc"]) not in others] or kept
     return [{**fault, "loc": tuple(part for part in fault["loc"] if not _is_class(part))} for fault in kept]
 
 
@@ -246,17 +274,26 @@ class _CommitLate:
 
     vLLM answers 200 first and lets its engine look afterwards, so an illegal grammar or an unknown token id would end
     in a stream of one error event, or in a broken one, where the same request without ``stream`` gets a 400.
+
+    Nothing is committed either when the engine ``is_dead``: the connection ends with the replica, unanswered, and the
+    gateway asks another one.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, is_dead: Callable[[], bool]) -> None:
         self._app = app
+        self._is_dead = is_dead
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         admission = _Admission()
         _ADMISSION.set(admission)
         held: list[Message] = []
+        lost = False
 
         async def late(message: Message) -> None:
+            nonlocal lost
+            if lost or (message["type"] == "http.response.start" and message["status"] >= 500 and self._is_dead()):
+                lost = True
+                return
             if not held and (admission.accepted or not _starts_a_stream(message)):
                 await send(message)
                 return
@@ -272,6 +309,8 @@ class _CommitLate:
         except Exception:
             if not held or admission.refusal is None:
                 raise
+        if lost or (held and admission.refusal is not None and self._is_dead()):
+            await asyncio.Event().wait()
         if held and admission.refusal is not None:
             # As vLLM itself words it where nothing was sent yet.
             refusal = _first(CREATE_ERROR_RESPONSE)(admission.refusal).model_dump()

@@ -1,6 +1,9 @@
 """The parts of the vLLM adapter that need no vLLM."""
 
+import asyncio
 from typing import Any
+
+import pytest
 
 from serve_app import errors
 from serve_app.model import engine
@@ -13,7 +16,7 @@ def chunk(data: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def sent_by(app: Any, before: Any = lambda: None) -> list[tuple[str, Message]]:
+async def sent_by(app: Any) -> list[tuple[str, Message]]:
     """What leaves ``_CommitLate(app)``, each with the step of the app at which it left."""
     sent: list[tuple[str, Message]] = []
 
@@ -23,7 +26,7 @@ async def sent_by(app: Any, before: Any = lambda: None) -> list[tuple[str, Messa
     async def receive() -> Message:
         raise AssertionError("not read here")
 
-    await engine._CommitLate(app)({"type": "http"}, receive, send)
+    await engine._CommitLate(app, is_dead=lambda: False)({"type": "http"}, receive, send)
     return sent
 
 
@@ -59,23 +62,42 @@ async def test_a_stream_that_asked_no_engine_is_sent_in_the_end() -> None:
     assert [m.get("body") for _, m in sent] == [None, b"one", b"two", b""]
 
 
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_dead_engines_replica_says_nothing(status: int) -> None:
+    """An uncommitted answer of a dead engine is never sent: the connection ends with the replica."""
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(HEAD | {"status": status})
+        admission = engine._ADMISSION.get()
+        assert admission is not None
+        admission.refusal = RuntimeError("dead")
+        await send(chunk(b"error", more=False))
+
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("not read here")
+
+    task = asyncio.ensure_future(engine._CommitLate(app, is_dead=lambda: True)({"type": "http"}, receive, keep))
+    await asyncio.sleep(0)
+    assert not task.done()
+    task.cancel()
+    assert sent == []
+
+
 def test_faults_are_those_of_the_branch_that_was_meant() -> None:
     """A union's other branches do not speak, and no class name is shown."""
     where = ("body", "messages", 0)
     faults = [
         {"type": "literal_error", "loc": (*where, "SystemParam", "role"), "msg": "Input should be 'system'"},
         {"type": "string_type", "loc": (*where, "SystemParam", "content"), "msg": "should be a text"},
-        {
-            "type": "string_type",
-            "loc": (*where, "UserParam", "content", "str"),
-            "msg": "Input should be a valid string",
-        },
+        {"type": "missing", "loc": (*where, "HarmonyMessage", "author"), "msg": "Field required"},
+        {"type": "string_type", "loc": (*where, "UserParam", "content", "str"), "msg": "should be text"},
     ]
     error = errors.invalid_body(engine._meant(faults))
-    assert (error.param, error.message) == (
-        "messages.0.content",
-        "messages.0.content: should be text",
-    )
+    assert (error.param, error.message) == ("messages.0.content", "messages.0.content: should be text")
 
 
 def test_faults_stay_where_no_branch_was_meant() -> None:
