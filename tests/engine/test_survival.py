@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.engine.ask import CHAT, assert_answers, capital
+from tests.engine.ask import CHAT, COMPLETIONS, assert_answers, capital
 from tests.engine.conftest import START_S
 from tests.serve.cluster import Cluster, children, eventually
 
@@ -110,11 +110,23 @@ def test_a_killed_replica_leaves_no_engine(engines: Cluster, record_property: Ca
 
 
 def test_a_killed_engine_is_replaced(engines: Cluster, record_property: Callable[[str, object], None]) -> None:
-    """kill -9 of the engine's process alone: its replica ends and is replaced, requests meanwhile wait or get 503 with
-    Retry-After, nothing hangs, and the model answers again within twice its own usual start."""
+    """kill -9 of the engine's process alone: a stream under way ends with an error event, the replica ends and is
+    replaced, requests meanwhile wait or get 503 with Retry-After, nothing hangs, and the model answers again within
+    twice its own usual start."""
     usual, replica = usual_start_s(engines), one_replica(engines)
     engine = engine_processes(replica)
-    gone, took = recover(engines, engine[0].kill, [psutil.Process(replica), *engine])
+
+    def kill_in_a_stream() -> None:
+        endless = {"model": "chat", "prompt": "The sea", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        with engines.client.stream("POST", COMPLETIONS, json=endless) as answer:
+            chunks = answer.iter_raw()
+            next(chunks)
+            engine[0].kill()
+            rest = b"".join(chunks)
+        assert b'data: {"error": {' in rest
+        assert rest.endswith(b"data: [DONE]\n\n")
+
+    gone, took = recover(engines, kill_in_a_stream, [psutil.Process(replica), *engine])
     numbers = f"usual start {usual:.1f} s, replica gone after {gone:.1f} s, answered again after {took:.1f} s"
     record_property("recovery", numbers)
     print(numbers)
