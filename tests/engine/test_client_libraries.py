@@ -4,9 +4,6 @@ import pytest
 
 from tests.serve.cluster import Cluster
 
-openai = pytest.importorskip("openai")
-anthropic = pytest.importorskip("anthropic")
-
 pytestmark = pytest.mark.engine
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -18,6 +15,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_openai(engines: Cluster) -> None:
     """Chat, stream, completion, embeddings, models, a stateless response, and its error classes."""
+    openai = pytest.importorskip("openai")  # here: the fast tier must not pay for it
     with openai.OpenAI(base_url=f"{engines.url}/v1", api_key="none", max_retries=0) as client:
         chat = {"model": "chat", "messages": QUESTION, "max_tokens": 12, "temperature": 0}
         said = client.chat.completions.create(**chat).choices[0].message.content
@@ -46,6 +44,7 @@ def test_openai(engines: Cluster) -> None:
 
 def test_anthropic(engines: Cluster) -> None:
     """A message, its stream, a count of tokens, and its error class."""
+    anthropic = pytest.importorskip("anthropic")
     with anthropic.Anthropic(base_url=engines.url, api_key="none", max_retries=0) as client:
         ask = {"model": "chat", "messages": QUESTION, "max_tokens": 12}
         # Of temperature this library lets nothing through: it is in the body, or nowhere.

@@ -168,7 +168,8 @@ def test_what_is_wrong_is_named(engines: Cluster) -> None:
         (capital(messages="hello"), "messages"),
         (capital(messages=[{"role": "user", "content": 5}]), "messages.0.content"),
         (capital(max_tokens="many"), "max_tokens"),
-        (capital(response_format=schema(5)), "response_format.json_schema.schema"),
+        (capital(messages=[{"content": "x"}]), "messages.0.role"),
+        (capital(response_format={"type": "nope"}), "response_format.type"),
     ):
         assert engines.client.post(CHAT, json=request).json()["error"]["param"] == param
 
