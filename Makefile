@@ -37,7 +37,7 @@ lock: ## Write locks/*.txt anew from pyproject.toml
 
 clean: ## Remove the environments and caches of this folder (not the models under MODELYARD_HOME)
 	rm -rf .venv .venv-* .modelyard .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
-	find serve_app tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find serve_app tests loadtest -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

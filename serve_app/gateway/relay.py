@@ -31,6 +31,8 @@ _FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate
 # What of the engine's headers the client may see.
 _RETURNED = frozenset((b"content-type", b"content-length", b"cache-control"))
 ATTEMPTS = 3
+# What vLLM appends to some messages for its own logs.
+_VLLM_SUFFIX = re.compile(r" \(parameter=\w+(, value=.*)?\)$", re.DOTALL)
 # An engine's error body is a line or two; more than this is not an error body.
 MAX_ERROR_BYTES = 256 * 1024
 
@@ -131,8 +133,8 @@ class Relay:
         connection = lease.connection
         try:
             head = await connection.request(request_head(lease, asked, path, headers, len(body)), body)
-            if head.get(REFUSED_HEADER):
-                raise ConnectionBroken("the lease had ended")
+            if refused := head.get(REFUSED_HEADER):
+                raise ConnectionBroken(f"the replica refused the lease: {refused.decode()}")
             if head.status >= 400:
                 raise relayed_error(head.status, await _all(connection.read, MAX_ERROR_BYTES))
             if head.get(b"content-type").startswith(b"text/event-stream"):
@@ -234,7 +236,7 @@ def relayed_error(status: int, body: bytes) -> ModelyardError:
             code = detail.get("code")
             return errors.Relayed(
                 400 if status == 422 else status,
-                detail["message"],
+                _VLLM_SUFFIX.sub("", detail["message"]),
                 param=detail.get("param") if isinstance(detail.get("param"), str) else None,
                 code=code if isinstance(code, str) else None,
             )

