@@ -29,7 +29,7 @@ class Result:
 
 
 def ask(client: httpx.Client, model: str, max_tokens: int) -> Result:
-    """One streaming chat completion. Raises ``httpx.HTTPError``, or ``ValueError`` where the stream ends in an error."""
+    """One streaming chat completion. Raises ``httpx.HTTPError``, ``ValueError`` where the stream ends in an error."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": PROMPT}],

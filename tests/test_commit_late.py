@@ -1,15 +1,18 @@
-"""The parts of the vLLM adapter that need no vLLM."""
+"""When a stream's head goes out, without an engine."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from serve_app import errors
-from serve_app.model import engine
-from serve_app.model.engine_protocol import Message, Receive, Scope, Send
+from serve_app.asgi import Message, Receive, Scope, Send
+from serve_app.model.commit_late import ADMISSION, CommitLate
 
 HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+
+
+def refused(error: Exception) -> tuple[int, bytes]:
+    return 400, str(error).encode()
 
 
 def chunk(data: bytes, more: bool = True) -> Message:
@@ -17,7 +20,7 @@ def chunk(data: bytes, more: bool = True) -> Message:
 
 
 async def sent_by(app: Any) -> list[tuple[str, Message]]:
-    """What leaves ``_CommitLate(app)``, each with the step of the app at which it left."""
+    """What leaves ``CommitLate(app)``, each with the step of the app at which it left."""
     sent: list[tuple[str, Message]] = []
 
     async def send(message: Message) -> None:
@@ -26,7 +29,7 @@ async def sent_by(app: Any) -> list[tuple[str, Message]]:
     async def receive() -> Message:
         raise AssertionError("not read here")
 
-    await engine._CommitLate(app, is_dead=lambda: False)({"type": "http"}, receive, send)
+    await CommitLate(app, lambda: False, refused)({"type": "http"}, receive, send)
     return sent
 
 
@@ -41,7 +44,7 @@ class Streams:
         messages = [HEAD, chunk(b"one"), chunk(b"two"), chunk(b"", more=False)]
         for at, message in enumerate(messages):
             if at == self.accepts_after:
-                admission = engine._ADMISSION.get()
+                admission = ADMISSION.get()
                 assert admission is not None
                 admission.accepted = True
             self.step = str(at)
@@ -69,7 +72,7 @@ async def test_a_dead_engines_replica_says_nothing(status: int) -> None:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(HEAD | {"status": status})
-        admission = engine._ADMISSION.get()
+        admission = ADMISSION.get()
         assert admission is not None
         admission.refusal = RuntimeError("dead")
         await send(chunk(b"error", more=False))
@@ -80,27 +83,25 @@ async def test_a_dead_engines_replica_says_nothing(status: int) -> None:
     async def receive() -> Message:
         raise AssertionError("not read here")
 
-    task = asyncio.ensure_future(engine._CommitLate(app, is_dead=lambda: True)({"type": "http"}, receive, keep))
+    task = asyncio.ensure_future(CommitLate(app, lambda: True, refused)({"type": "http"}, receive, keep))
     await asyncio.sleep(0)
     assert not task.done()
     task.cancel()
     assert sent == []
 
 
-def test_faults_are_those_of_the_branch_that_was_meant() -> None:
-    """A union's other branches do not speak, and no class name is shown."""
-    where = ("body", "messages", 0)
-    faults = [
-        {"type": "literal_error", "loc": (*where, "SystemParam", "role"), "msg": "Input should be 'system'"},
-        {"type": "string_type", "loc": (*where, "SystemParam", "content"), "msg": "should be a text"},
-        {"type": "missing", "loc": (*where, "HarmonyMessage", "author"), "msg": "Field required"},
-        {"type": "string_type", "loc": (*where, "UserParam", "content", "str"), "msg": "should be text"},
-    ]
-    error = errors.invalid_body(engine._meant(faults))
-    assert (error.param, error.message) == ("messages.0.content", "messages.0.content: should be text")
+async def test_a_refused_stream_is_the_refusal() -> None:
+    """An engine that says no after the head was made: the client gets the refusal's status and body, not the stream."""
 
+    class Refused(Streams):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            self.step = "0"
+            await send(HEAD)
+            admission = ADMISSION.get()
+            assert admission is not None
+            admission.refusal = ValueError("no such token")
+            await send(chunk(b"error event"))
+            await send(chunk(b"", more=False))
 
-def test_faults_stay_where_no_branch_was_meant() -> None:
-    """A constant that fits no branch is still a fault."""
-    fault = {"type": "literal_error", "loc": ("body", "input", "Item", "type"), "msg": "Input should be 'message'"}
-    assert errors.invalid_body(engine._meant([fault])).param == "input.type"
+    messages = [m for _, m in await sent_by(Refused(None))]
+    assert [m.get("status", m.get("body")) for m in messages] == [400, b"no such token"]
