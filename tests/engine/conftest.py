@@ -45,7 +45,7 @@ def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-# "package": over before another tier's cluster starts, because one process can be connected to one Ray only.
+# "package": over before another tier's cluster starts, so that the engines' memory is free again.
 @pytest.fixture(scope="package", params=["haproxy"])
 def engines(request: pytest.FixtureRequest, engine_home: Path) -> "Iterator[Cluster]":
     """``chat`` and ``embed``, ready. Parametrised with "python-proxy": Ray without process-group cleanup, ``chat``

@@ -1,7 +1,6 @@
 """A real Ray with Serve for tests: started, asked and ended through the same code as ``modelyard serve`` uses."""
 
 import asyncio
-import logging
 import os
 import socket
 import time
@@ -12,8 +11,6 @@ from typing import Any
 
 import httpx
 import psutil
-import ray
-from ray import serve
 
 from serve_app import local_cluster, ray_env
 from serve_app.config import (
@@ -28,6 +25,9 @@ from serve_app.ray_api import RayApi
 
 PATIENCE_S = 90.0
 GATEWAY = "gateway"
+PROBE = "probe"
+PREFIX = "/probe"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def free_ports(count: int) -> list[int]:
@@ -106,7 +106,7 @@ class Cluster:
 
     def wait_running(self, name: str) -> None:
         eventually(f"{name} runs", lambda: (a := self.api.state().application(name)) and a.status == "RUNNING")
-        if name != GATEWAY:
+        if name not in (GATEWAY, PROBE):
             eventually(f"the gateway lists {name}", lambda: name in self.ready()["models"], 20)
 
     def ready(self) -> dict[str, Any]:
@@ -135,13 +135,13 @@ class Cluster:
 
     def reports(self, app: str) -> list[dict[str, Any]]:
         """``Model.report`` of every running replica."""
-        handle = serve.get_deployment_handle(MODEL_DEPLOYMENT, app)
         wanted = len(self.pids(app))
         found: dict[str, dict[str, Any]] = {}
 
         def all_answered() -> bool:
-            report = handle.report.remote().result(timeout_s=10)
-            found[report["replica"]] = report
+            answer = self.client.get(f"{PREFIX}/{app}", timeout=10)
+            if answer.is_success:
+                found[answer.json()["replica"]] = answer.json()
             return len(found) >= wanted
 
         eventually(f"every replica of {app} reports", all_answered)
@@ -193,19 +193,20 @@ def cluster(home: Path, *, haproxy: bool) -> Iterator[Cluster]:
     session = local_cluster.new_session(gcs, dashboard, (http, gcs, dashboard))
     try:
         env = local_cluster.environment(session)
+        # The probe lives in the tests, which are not installed.
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
         if not haproxy:  # as a plain `serve run` in a shell that knows nothing of Modelyard
             for setting in ray_env.SETTINGS:
                 env.pop(setting.name)
         session = local_cluster.start(session, gcs, dashboard, env)
-        ray.init(address=f"127.0.0.1:{gcs}", namespace="serve", log_to_driver=False, configure_logging=False)
-        # Serve's threads go on logging while pytest closes the stream that it lent them.
-        logging.getLogger("ray.serve").handlers.clear()
         running = Cluster(session, gcs, http, haproxy)
-        running.deploy({"name": GATEWAY, "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"})
+        running.deploy(
+            {"name": GATEWAY, "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"},
+            {"name": PROBE, "import_path": "tests.serve.probe:app", "route_prefix": PREFIX},
+        )
         eventually("the gateway answers", lambda: _answers(running))
         yield running
     finally:
-        ray.shutdown()
         ended = local_cluster.end(session)
         for name, value in before.items():
             if value is None:
