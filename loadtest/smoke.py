@@ -65,7 +65,7 @@ def main(
     max_tokens: Annotated[int, typer.Option(help="Tokens per answer, at most.")] = 64,
 ) -> None:
     """Ask every model once, under its name and its further ids, and print a table."""
-    console = Console()
+    console = Console(width=None if Console().is_terminal else 120)
     failed = False
     table = Table("model", "asked as", "TTFT s", "total s", "tokens", "text", title=url)
     with httpx.Client(base_url=url, timeout=300, trust_env=False) as client:
