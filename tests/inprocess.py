@@ -161,6 +161,7 @@ class Yard:
     models: dict[str, FakeModel]
     directory: FakeDirectory
     relay: Relay
+    app: GatewayApp
     port: int
 
     async def quiet(self) -> None:
@@ -194,13 +195,14 @@ async def yard(*models: FakeModel) -> AsyncIterator[Yard]:
             await replica.start()
     directory = FakeDirectory(list(models))
     relay = Relay(directory)  # type: ignore[arg-type]
-    gateway = HttpServer(GatewayApp(directory, relay), HOST)  # type: ignore[arg-type]
+    app = GatewayApp(directory, relay)  # type: ignore[arg-type]
+    gateway = HttpServer(app, HOST)
     await gateway.start()
     base = f"http://{HOST}:{gateway.port}"
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=base, timeout=20, trust_env=False, limits=limits) as client:
         try:
-            yield Yard(client, directory.models, directory, relay, gateway.port)
+            yield Yard(client, directory.models, directory, relay, app, gateway.port)
         finally:
             await directory.close()
             await gateway.stop()

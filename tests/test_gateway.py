@@ -343,3 +343,13 @@ async def test_client_headers_stay_at_the_gateway() -> None:
         async with httpx.AsyncClient(trust_env=False) as stranger:
             refused = await stranger.post(f"http://127.0.0.1:{port}{CHAT}", json=chat())
         assert refused.status_code == 403
+
+
+async def test_a_gateway_under_a_prefix() -> None:
+    """With a route prefix, relayed routes and FastAPI's are found under it."""
+    async with yard(model("chat")) as y:
+        transport = httpx.ASGITransport(y.app, root_path="/llm")
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway/llm") as client:
+            assert (await client.post("/v1/chat/completions", json=chat(max_tokens=1))).status_code == 200
+            assert (await client.get("/v1/models")).status_code == 200
+            assert (await client.get("/nope")).status_code == 404

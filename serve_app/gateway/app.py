@@ -64,7 +64,8 @@ class GatewayApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            route = BY_PATH.get(scope["path"])
+            # A gateway with a route prefix of its own: servers leave it in the path and say so in root_path.
+            route = BY_PATH.get(scope["path"].removeprefix(scope.get("root_path", "")))
             if route is not None and scope["method"] == "POST":
                 await self._relay(route, scope, receive, send)
                 return

@@ -6,9 +6,11 @@ Serve stays the source of truth; this keeps the last picture of it (``catalog``)
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from ray import serve
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from serve_app import catalog, errors
@@ -32,7 +34,11 @@ class Directory:
         self.catalog = Catalog()
         self.known = False
         self._pools: dict[str, LeasePool] = {}
+        # Made once per application, in a thread: looking a deployment up asks Serve's controller and blocks.
+        self._models: dict[str, Any] = {}
+        self._cards: dict[str, Any] = {}
         self._last: dict[str, tuple[AppSnapshot, CardView]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._round = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -53,7 +59,7 @@ class Directory:
         return pool
 
     def _new_pool(self, name: str) -> LeasePool:
-        handle = serve.get_deployment_handle(MODEL_DEPLOYMENT, name).options(stream=True)
+        handle = self._models[name]
 
         def now() -> Model:
             return self.catalog.models.get(name) or Model(name, State.STARTING)
@@ -78,6 +84,12 @@ class Directory:
         # A blocking call into Ray: never on the event loop that relays bytes.
         status = await asyncio.to_thread(serve.status)
         apps = {name: snapshot for name, app in status.applications.items() if (snapshot := snapshot_of(name, app))}
+        await asyncio.to_thread(self._look_up, apps)
+        # What failed is shown even where Serve has nothing to look up; nothing else can be asked or routed to yet.
+        apps = {name: app for name, app in apps.items() if app.failed or name in self._models}
+        for handles in (self._models, self._cards):
+            for gone in handles.keys() - apps.keys():
+                del handles[gone]
         self._round += 1
         due = [app for app in apps.values() if self._card_is_due(app)]
         cards = await asyncio.gather(*(self._ask_card(app.name) for app in due))
@@ -88,7 +100,19 @@ class Directory:
         self.catalog = catalog.build(models, self.catalog)
         self.known = True
         for name in self._pools.keys() - apps.keys():
-            await self._pools.pop(name).close(errors.UnknownModel(f"The model {name!r} was removed.", param="model"))
+            removed = errors.UnknownModel(f"The model {name!r} was removed.", param="model")
+            closing = asyncio.create_task(self._pools.pop(name).close(removed))
+            self._closing.add(closing)  # the loop itself keeps only a weak reference
+            closing.add_done_callback(self._closing.discard)
+
+    def _look_up(self, names: Iterable[str]) -> None:
+        """Handles of applications that are new here; blocks."""
+        for name in names:
+            if name not in self._cards:
+                # Between two looks an application may be gone; one that could not be built has no deployments.
+                with contextlib.suppress(KeyError, RayServeException):
+                    self._models[name] = serve.get_deployment_handle(MODEL_DEPLOYMENT, name).options(stream=True)
+                    self._cards[name] = serve.get_deployment_handle(CARD_DEPLOYMENT, name)
 
     def _card_is_due(self, app: AppSnapshot) -> bool:
         before = self._last.get(app.name)
@@ -97,8 +121,7 @@ class Directory:
     async def _ask_card(self, name: str) -> CardView:
         """The model's card, or the last one that it gave."""
         try:
-            handle = serve.get_deployment_handle(CARD_DEPLOYMENT, name)
-            card: CardView = await asyncio.wait_for(handle.card.remote(), CARD_TIMEOUT_S)
+            card: CardView = await asyncio.wait_for(self._cards[name].card.remote(), CARD_TIMEOUT_S)
         except Exception:
             last = self._last.get(name)
             return last[1] if last else CardView()

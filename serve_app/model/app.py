@@ -85,6 +85,8 @@ class Model:
         context = serve.get_replica_context()
         self._replica = context.replica_id.unique_id
         self._app_name = context.app_name
+        # Looked up once: it asks Serve's controller and blocks this loop, on which the engine's answers travel later.
+        self._card = serve.get_deployment_handle(CARD_DEPLOYMENT, self._app_name)
         self._engine = build_engine(args, self._app_name)
         started = time.monotonic()
         try:
@@ -127,8 +129,7 @@ class Model:
 
     async def _tell_card(self, report: StartReport) -> None:
         try:
-            card = serve.get_deployment_handle(CARD_DEPLOYMENT, self._app_name)
-            await asyncio.wait_for(card.report.remote(report), 2.0)
+            await asyncio.wait_for(self._card.report.remote(report), 2.0)
         except Exception as error:  # the card is a convenience: never a reason to fail a start or a health check
             logger.warning("could not reach the card of %s: %s", self._app_name, one_line(error))
 

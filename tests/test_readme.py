@@ -1,0 +1,54 @@
+"""The README's promises that can be checked: its files exist, its targets exist, its examples are right."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from serve_app.check import check_config
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+DOCS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda p: p.name)
+def test_links_lead_somewhere(doc: Path) -> None:
+    """Every relative link names a file that is there."""
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", doc.read_text()):
+        assert (doc.parent / target).exists(), f"{doc.name} links to {target}"
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda p: p.name)
+def test_named_files_exist(doc: Path) -> None:
+    """Every file of ours that the text names in backticks is there: the "to change X, edit Y" table stays true."""
+    for name in re.findall(r"`((?:serve_app|deployments|tests|loadtest|docs)/[\w./-]+\.\w+)`", doc.read_text()):
+        assert (ROOT / name).exists(), f"{doc.name} names {name}"
+
+
+def test_make_targets_exist() -> None:
+    """Every `make X` of the README is a target."""
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"\bmake ([a-z]+)\b", README)) - {"a", "it"}:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+def test_the_model_entry_is_valid() -> None:
+    """The example entry passes `modelyard check`, beside a gateway."""
+    (entry,) = [block for block in blocks("yaml") if "import_path" in block]
+    gateway = {"name": "gateway", "import_path": "serve_app.gateway:app", "route_prefix": "/"}
+    config = {"applications": [gateway, *yaml.safe_load(entry)]}
+    known = {"max_model_len": int}
+    report = check_config(config, base=ROOT, engine_fields=lambda: known, frontend_fields=dict)
+    assert report.faults == ()
+
+
+def test_the_python_example_is_python() -> None:
+    """It compiles (the engine tier talks to the real thing through the same library)."""
+    for block in blocks("python"):
+        compile(block, "README.md", "exec")
