@@ -30,11 +30,11 @@ def joined(text: str) -> str:
     return "".join(e["choices"][0]["delta"]["content"] for e in events(text) if e.get("choices"))
 
 
-async def leaves_after(seconds: float, y: Yard, body: dict[str, Any]) -> None:
+async def leaves_after(seconds: float, y: Yard, body: dict[str, Any], path: str = CHAT) -> None:
     """A client that closes its connection before its answer is there."""
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(seconds):
-            await y.client.post(CHAT, json=body)
+            await y.client.post(path, json=body)
 
 
 async def test_an_answer_and_its_stream_agree() -> None:
@@ -196,6 +196,14 @@ async def test_a_client_that_leaves_aborts_its_request(stream: bool, fake: dict[
     async with yard(model("chat")) as y:
         body = chat(stream=stream, max_tokens=500, fake=fake)
         await leaves_after(0.3, y, body)
+        await y.quiet()
+        assert y.models["chat"].replicas[0].engine.report()["aborted"] == 1
+
+
+async def test_a_client_that_leaves_generate_aborts_its_request() -> None:
+    """The plain endpoint, which FastAPI serves, is no exception."""
+    async with yard(model("chat", script=FakeScript(first_token_s=30))) as y:
+        await leaves_after(0.3, y, {"model_name": "chat", "prompt": "x"}, "/generate")
         await y.quiet()
         assert y.models["chat"].replicas[0].engine.report()["aborted"] == 1
 

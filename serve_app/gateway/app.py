@@ -19,6 +19,7 @@ from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.relay import Relay
+from serve_app.gateway.request import ClientLeft, while_client_stays
 from serve_app.gateway.routes import BY_PATH, RELAYED, protocol_of
 
 logger = logging.getLogger("ray.serve")
@@ -133,9 +134,10 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
         return _listed(model_id, directory.catalog.resolve(model_id))
 
     @api.post("/generate", tags=["generation"], summary="Text from a prompt, without a protocol")
-    async def generate(request: GenerateRequest) -> GenerateAnswer:
-        body = request.model_dump(exclude={"model_name"}) | {"model": request.model_name}
-        answer = await relay.call(request.model_name, "/v1/completions", body)
+    async def generate(request: Request, asked: GenerateRequest) -> GenerateAnswer:
+        body = asked.model_dump(exclude={"model_name"}) | {"model": asked.model_name}
+        async with while_client_stays(request.receive):
+            answer = await relay.call(asked.model_name, "/v1/completions", body)
         return GenerateAnswer(text=answer["choices"][0]["text"])
 
     @api.get("/v1/responses/{response_id}", include_in_schema=False)
@@ -145,6 +147,10 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
     @api.exception_handler(errors.ModelyardError)
     async def known(request: Request, error: errors.ModelyardError) -> Response:
         return _rendered(request, error)
+
+    @api.exception_handler(ClientLeft)
+    async def left(_request: Request, _error: ClientLeft) -> Response:
+        return Response(status_code=499)  # nobody reads it
 
     @api.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

@@ -19,7 +19,7 @@ from serve_app.config import GatewaySettings
 from serve_app.errors import ModelyardError, Protocol
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.leases import Lease
-from serve_app.gateway.request import ClientLeft, asked_model, read_body
+from serve_app.gateway.request import ClientLeft, asked_model, read_body, while_client_stays
 from serve_app.gateway.routes import Route
 from serve_app.gateway.upstream import ConnectionBroken, Head
 from serve_app.lease import ASKED_MODEL_HEADER, LEASE_HEADER, REFUSED_HEADER
@@ -44,40 +44,20 @@ class Relay:
 
     async def __call__(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        # Closing the connection is the client's way to cancel; the answer's task learns it by being cancelled.
-        this = asyncio.current_task()
-        assert this is not None
-        watcher: asyncio.Task[None] | None = None
-        left = False
-
-        async def watch() -> None:
-            nonlocal left
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            left = True
-            this.cancel()
-
         answer = Answer(send, route.protocol)
         try:
             body = await read_body(receive, int(self.settings.max_body_mb * 2**20))
-            watcher = asyncio.create_task(watch())
-            asked = await asked_model(route, headers, body)
-            model = self.resolve(asked, route.path)
-            await self._exchange(model, asked, route.path, headers, body, answer)
+            async with while_client_stays(receive):
+                asked = await asked_model(route, headers, body)
+                model = self.resolve(asked, route.path)
+                await self._exchange(model, asked, route.path, headers, body, answer)
         except ModelyardError as error:
             await answer.fail(error)
         except ClientLeft:
             return
-        except asyncio.CancelledError:
-            if not left:
-                raise
-            this.uncancel()
         except Exception:
             logger.exception("a request to %s failed inside the gateway", route.path)
             await answer.fail(errors.ModelyardError("The gateway failed on this request; its log says why."))
-        finally:
-            if watcher is not None:
-                watcher.cancel()
 
     def resolve(self, asked: str, path: str) -> Model:
         """The model that ``asked`` means, able to answer ``path``."""

@@ -1,5 +1,8 @@
 """What the gateway reads of a request: one parse of the body, only the fields that it needs."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -14,6 +17,33 @@ from serve_app.gateway.routes import Route
 
 class ClientLeft(Exception):
     """The client closed the connection: nobody is left to answer."""
+
+
+@asynccontextmanager
+async def while_client_stays(receive: Receive) -> AsyncIterator[None]:
+    """Run the block until it ends or the client closes its connection, which is how clients cancel: then the block is
+    cancelled and ``ClientLeft`` raised. The request's body must have been read."""
+    this = asyncio.current_task()
+    assert this is not None
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        this.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not left:
+            raise
+        this.uncancel()
+        raise ClientLeft from None
+    finally:
+        watcher.cancel()
 
 
 class Fields(msgspec.Struct):

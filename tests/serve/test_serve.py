@@ -137,6 +137,14 @@ def test_a_client_that_leaves_aborts_its_request(yard_cluster: Cluster, stream: 
     yard_cluster.wait_quiet("alpha")
 
 
+def test_a_client_that_leaves_generate_aborts_its_request(yard_cluster: Cluster) -> None:
+    """The plain endpoint, which FastAPI serves, aborts too."""
+    yard_cluster.deploy(fake_app("thinking", first_token_s=30))
+    asyncio.run(yard_cluster.leave_after(1, {"model_name": "thinking", "prompt": "x"}, "/generate"))
+    assert yard_cluster.wait_quiet("thinking", 5)[0]["engine"]["aborted"] == 1
+    yard_cluster.remove("thinking")
+
+
 def test_a_storm_of_cancels_leaks_nothing(yard_cluster: Cluster) -> None:
     """200 clients that leave at different moments: no lease stays, and the model answers at once."""
     yard_cluster.deploy(fake_app("stormy", replicas=2, engine={"max_num_seqs": 8}, token_interval_s=0.01))
