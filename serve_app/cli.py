@@ -1,5 +1,7 @@
 """The command ``modelyard``. What a person types; the work is in the modules it calls."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -54,7 +56,9 @@ def serve(
     """Deploy a file on a Ray of this machine, follow it until it serves, and stay until Ctrl-C, which stops it all."""
     from serve_app import demo_model, local_cluster, local_serve, ray_api
 
-    _check(config)
+    # In a process of its own: a check may import vLLM, whose half a gigabyte this command would keep for days.
+    if status := subprocess.run([sys.executable, "-m", "serve_app.cli", "check", str(config)], check=False).returncode:
+        raise typer.Exit(status)
     try:
         local_serve.serve(yaml.safe_load(config.read_text()), console, gcs_port=ray_port, dashboard_port=dashboard_port)
     except KeyboardInterrupt:
@@ -99,3 +103,7 @@ def _check(file: Path) -> None:
 def _fail(message: str) -> NoReturn:
     typer.echo(message, err=True)
     raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -357,9 +357,23 @@ def end(session: Session, term_grace_s: float = TERM_GRACE_S) -> Ended:
     left = tuple(_describe(process) for process in processes(session))
     taken = tuple(listeners(session.ports))
     if not left:
+        forget_address(session)
         shutil.rmtree(session.folder, ignore_errors=True)
         _state_file().unlink(missing_ok=True)
     return Ended(count, left, taken)
+
+
+def forget_address(session: Session) -> None:
+    """Remove Ray's note of "the cluster that runs here" where it is about ``session``.
+
+    ``ray stop`` does so too: the next ``serve run`` on this machine would otherwise try to join a cluster that is gone.
+    """
+    if not session.session_dir:
+        return
+    note = Path(session.session_dir).parent / "ray_current_cluster"
+    with suppress(OSError, ValueError):
+        if int(note.read_text().strip().rpartition(":")[2] or 0) in session.ports:
+            note.unlink()
 
 
 def end_processes(

@@ -90,7 +90,7 @@ def curl_lines(config: Mapping[str, Any], url: str) -> list[str]:
             path, body = "/v1/embeddings", body | {"input": "Hello."}
         else:
             message = {"role": "user", "content": "What is the capital of France?"}
-            path, body = "/v1/chat/completions", body | {"messages": [message], "max_tokens": 32}
+            path, body = "/v1/chat/completions", body | {"messages": [message], "max_tokens": 32, "temperature": 0}
         lines.append(f"curl {url}{path} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}")
     return lines
 

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -193,3 +194,15 @@ def test_end_finds_what_starts_meanwhile(children: Children) -> None:
     looks = [[psutil.Process(first.pid)], [psutil.Process(late.pid)], []]
     assert local_cluster.end_processes(lambda: looks.pop(0), term_grace_s=5) == 2
     assert last_words(first) == last_words(late) == "ended politely\n"
+
+
+@pytest.mark.parametrize(
+    ("noted", "kept"), [("127.0.0.1:6379", False), ("10.0.0.7:6379", False), ("127.0.0.1:7000", True)]
+)
+def test_rays_note_of_the_current_cluster_goes_with_ours(tmp_path: Path, noted: str, kept: bool) -> None:
+    """After a stop no `serve run` is sent to a cluster that is gone; another cluster's note stays."""
+    note = tmp_path / "ray_current_cluster"
+    note.write_text(noted)
+    session = replace(SESSION, session_dir=str(tmp_path / "session_1"), ports=(8000, 6379))
+    local_cluster.forget_address(session)
+    assert note.exists() == kept
