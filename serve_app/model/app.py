@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve import Application
+from ray.serve.schema import LoggingConfig
 
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, ModelArgs
 from serve_app.lease import CardView, EngineFacts, Grant, StartReport
@@ -31,7 +32,17 @@ UNUSED_LEASE_S = 5.0
 STARTS_KEPT = 5
 
 
-@serve.deployment(name=CARD_DEPLOYMENT, num_replicas=1, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0})
+# Gateways ask the card every few seconds, and leases are no requests of anybody's: the gateway has the access log.
+QUIET = LoggingConfig(enable_access_log=False)
+
+
+@serve.deployment(
+    name=CARD_DEPLOYMENT,
+    num_replicas=1,
+    max_ongoing_requests=1000,
+    ray_actor_options={"num_cpus": 0},
+    logging_config=QUIET,
+)
 class Card:
     """Describes one model to gateways. One writer per fact: Serve writes the settings, replicas write their starts."""
 
@@ -76,6 +87,7 @@ class Card:
     health_check_period_s=5,
     health_check_timeout_s=30,
     graceful_shutdown_wait_loop_s=0.5,
+    logging_config=QUIET,
 )
 class Model:
     """One engine on its own HTTP port, behind leases."""
