@@ -37,6 +37,15 @@ SETTINGS = (
     ),
 )
 
+# Not read by the cluster, but by the commands of the shell that talk to it.
+COMMANDS = (
+    Setting(
+        "RAY_AUTH_MODE",
+        "token",
+        "`serve deploy` and `serve status` send the token that Ray's clusters ask for by default.",
+    ),
+)
+
 
 def missing(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Names that are unset. One that is set to something else was somebody's decision and is not missing."""
@@ -50,4 +59,4 @@ def with_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 def export_lines() -> str:
     """Shell lines for ``eval "$(modelyard env)"``, each after its reason."""
-    return "\n".join(f"# {s.why}\nexport {s.name}={shlex.quote(s.value)}" for s in SETTINGS)
+    return "\n".join(f"# {s.why}\nexport {s.name}={shlex.quote(s.value)}" for s in (*SETTINGS, *COMMANDS))
