@@ -81,13 +81,15 @@ def applications(system: System, slots: int) -> list[dict[str, Any]]:
 @contextmanager
 def cluster(system: System, home: Path, slots: int, tell: Callable[[str], None]) -> Iterator[Running]:
     """Start Ray with ``system`` on it; end every process of it afterwards. ``home``: a folder for its state file."""
-    http, gcs, dashboard, metrics, stats, fallback = _free_ports(6)
+    http, gcs, dashboard, metrics, stats, fallback = free_ports(6)
     # Read by local_cluster for its state file, at the start and at the end.
     os.environ["MODELYARD_HOME"] = str(home)
     session = local_cluster.new_session(gcs, dashboard, (http, gcs, dashboard))
     try:
         tell("starting Ray")
-        session = local_cluster.start(session, gcs, dashboard, _environment(system, session, metrics, stats, fallback))
+        plain = system is not MODELYARD
+        env = private_environment(session, plain=plain, metrics=metrics, stats=stats, fallback=fallback)
+        session = local_cluster.start(session, gcs, dashboard, env)
         api = RayApi(session.dashboard)
         options = {"host": local_cluster.HOST, "port": http}
         wanted = applications(system, slots)
@@ -109,9 +111,11 @@ def cluster(system: System, home: Path, slots: int, tell: Callable[[str], None])
             raise ClusterFault("processes would not end:\n" + "\n".join(ended.left))
 
 
-def _environment(system: System, session: Session, metrics: int, stats: int, fallback: int) -> dict[str, str]:
+def private_environment(session: Session, *, plain: bool, metrics: int, stats: int, fallback: int) -> dict[str, str]:
+    """What Ray's processes get in a cluster beside others. ``plain``: without what Modelyard sets, as in a shell that
+    knows nothing of it. The ports are HAProxy's two and Serve's fallback proxy's."""
     env = local_cluster.environment(session)
-    if system is not MODELYARD:  # as plain Serve: without what Modelyard sets
+    if plain:
         for setting in ray_env.SETTINGS:
             env.pop(setting.name)
     # Replicas import this very tree.
@@ -143,7 +147,7 @@ def _state(api: RayApi, names: list[str], port: int, system: System) -> str:
     return "waiting for Ray's dashboard"
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.create_server((local_cluster.HOST, 0)) for _ in range(count)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:

@@ -24,6 +24,10 @@ _ANTHROPIC_TYPES = {
 }
 
 
+# What a client reads of a fault of ours; the log has the rest.
+OUR_FAULT = "The gateway failed on this request; its log says why."
+
+
 class ModelyardError(Exception):
     """An error with a place in the protocol.
 

@@ -40,10 +40,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class StartReport:
-    """What a replica tells its model's card while it starts.
-
-    Exactly one of: still starting (both None), started (``facts`` and ``seconds``), failed (``error``: one line).
-    """
+    """What a replica tells its card of its start: done (``facts`` and ``seconds``) or failed (``error``: one line)."""
 
     replica: str
     facts: EngineFacts | None = None

@@ -48,7 +48,8 @@ class Replica:
         self.alive = False
         for stream in list(self.streams):
             stream.broken.set()
-        self.server.abort()
+        for connection in list(self.server._server.server_state.connections):
+            connection.transport.abort()
         await self.server.stop()
 
 

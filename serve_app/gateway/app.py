@@ -14,12 +14,11 @@ from ray.serve import Application
 from starlette.exceptions import HTTPException
 
 from serve_app import __version__, errors, ray_env
-from serve_app.asgi import Receive, Scope, Send
+from serve_app.asgi import ClientLeft, Receive, Scope, Send, while_client_stays
 from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.relay import Relay
-from serve_app.gateway.request import ClientLeft, while_client_stays
 from serve_app.gateway.routes import BY_PATH, RELAYED, protocol_of
 
 logger = logging.getLogger("ray.serve")
@@ -105,16 +104,14 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
 
     @api.get("/ready", tags=["operations"], summary="Can this gateway route? With `model`: can that model answer?")
     async def ready(model: str | None = None) -> Response:
-        if not directory.known:
-            raise errors.Unavailable("This gateway has just started and knows no models yet.", retry_after_s=1)
+        catalog = relay.catalog()
         if model is not None:
-            found = directory.catalog.resolve(model)
+            found = catalog.resolve(model)
             if found.state not in (State.READY, State.ASLEEP):
                 raise errors.Unavailable(
                     f"The model {model!r} is {found.state}: {found.reason}", retry_after_s=found.card.start_s or 10
                 )
             return JSONResponse({"status": "ready", "model": _described(found)})
-        catalog = directory.catalog
         return JSONResponse(
             {
                 "status": "ready",
@@ -168,7 +165,7 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
     @api.exception_handler(Exception)
     async def unknown(request: Request, error: Exception) -> Response:
         logger.exception("a request to %s failed inside the gateway", request.url.path, exc_info=error)
-        return _rendered(request, errors.ModelyardError("The gateway failed on this request; its log says why."))
+        return _rendered(request, errors.ModelyardError(errors.OUR_FAULT))
 
     _document_relayed(api)
     return api

@@ -13,12 +13,12 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from serve_app import errors
 from serve_app.config import RequestLimits
-from serve_app.gateway.upstream import Connection, ConnectionBroken
+from serve_app.gateway.upstream import Connection
 from serve_app.lease import Grant
 from serve_app.routing import pick_idle
 
@@ -37,10 +37,9 @@ class Lease:
     grant: Grant
     connection: Connection
     stream: Any  # Serve's response generator: closing it ends the lease
-    watcher: "asyncio.Task[None] | None" = None
     ended: bool = False
     idle_since: float = 0.0
-    since: float = field(default_factory=time.monotonic)
+    since: float = 0.0  # when its present request began
 
 
 class LeasePool:
@@ -67,7 +66,7 @@ class LeasePool:
         self._waiters: deque[asyncio.Future[Lease]] = deque()
         self._openers: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._watchers: set[asyncio.Task[None]] = set()
         self._hold_s = 1.0  # moving average of how long a request keeps its lease
         self._closed: errors.ModelyardError | None = None
 
@@ -140,7 +139,7 @@ class LeasePool:
             self._let_go(self._idle.pop())
         for opener in self._openers:
             opener.cancel()
-        pending = [*self._openers, *self._tasks]
+        pending = [*self._openers, *self._watchers]
         if pending:
             await asyncio.wait(pending, timeout=5)
 
@@ -215,7 +214,9 @@ class LeasePool:
             await asyncio.sleep(OPEN_RETRY_S)
             return
         lease = Lease(grant, connection, stream)
-        lease.watcher = self._spawn(self._watch(lease))
+        watcher = asyncio.create_task(self._watch(lease))
+        self._watchers.add(watcher)  # the loop itself keeps only a weak reference
+        watcher.add_done_callback(self._watchers.discard)
         self._offer(lease)
 
     async def _watch(self, lease: Lease) -> None:
@@ -234,12 +235,6 @@ class LeasePool:
             lease.ended = True
             lease.stream.cancel()
 
-    def _spawn(self, work: Any) -> "asyncio.Task[None]":
-        task: asyncio.Task[None] = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
 
 async def _end_stream(stream: Any) -> None:
     """Cancel a lease call and wait until Serve has taken it back."""
@@ -248,6 +243,3 @@ async def _end_stream(stream: Any) -> None:
         async with asyncio.timeout(2):
             async for _ in stream:
                 pass
-
-
-__all__ = ["ConnectionBroken", "Lease", "LeasePool"]

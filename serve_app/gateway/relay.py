@@ -9,17 +9,16 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 from serve_app import errors
-from serve_app.asgi import Receive, Scope, Send
-from serve_app.catalog import Model, State
+from serve_app.asgi import ClientLeft, Receive, Scope, Send, read_body, respond, while_client_stays
+from serve_app.catalog import Catalog, Model, State
 from serve_app.config import GatewaySettings
 from serve_app.errors import ModelyardError, Protocol
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.leases import Lease
-from serve_app.gateway.request import ClientLeft, asked_model, read_body, while_client_stays
+from serve_app.gateway.request import asked_model
 from serve_app.gateway.routes import Route
 from serve_app.gateway.upstream import ConnectionBroken, Head
 from serve_app.lease import ASKED_MODEL_HEADER, LEASE_HEADER, REFUSED_HEADER
@@ -29,7 +28,7 @@ logger = logging.getLogger("ray.serve")
 # What of the client's headers the engine may see. Never authorization or cookies.
 _FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version"))
 # What of the engine's headers the client may see.
-_RETURNED = frozenset((b"content-type", b"content-length", b"cache-control"))
+_RETURNED = frozenset((b"content-type", b"cache-control"))
 ATTEMPTS = 3
 # What vLLM appends to some messages for its own logs.
 _VLLM_SUFFIX = re.compile(r" \(parameter=\w+(, value=.*)?\)$", re.DOTALL)
@@ -57,13 +56,17 @@ class Relay:
             return
         except Exception:
             logger.exception("a request to %s failed inside the gateway", route.path)
-            await answer.fail(errors.ModelyardError("The gateway failed on this request; its log says why."))
+            await answer.fail(errors.ModelyardError(errors.OUR_FAULT))
+
+    def catalog(self) -> Catalog:
+        """What exists; ``Unavailable`` until Serve has said so once."""
+        if not self._directory.known:
+            raise errors.Unavailable("This gateway has just started and knows no models yet.", retry_after_s=1)
+        return self._directory.catalog
 
     def resolve(self, asked: str, path: str) -> Model:
         """The model that ``asked`` means, able to answer ``path``."""
-        if not self._directory.known:
-            raise errors.Unavailable("This gateway has just started and knows no models yet.", retry_after_s=1)
-        model = self._directory.catalog.resolve(asked)
+        model = self.catalog().resolve(asked)
         facts = model.card.facts
         if facts is not None and path not in facts.paths:
             raise errors.UnsupportedTask(
@@ -140,14 +143,13 @@ class Answer:
 
     async def whole(self, head: Head, body: bytes) -> None:
         self.started = True
-        await self._start(head.status, [*_returned(head), (b"content-length", str(len(body)).encode())])
-        await self._send({"type": "http.response.body", "body": body})
+        await respond(self._send, head.status, [*_returned(head), (b"content-length", str(len(body)).encode())], body)
 
     async def stream(self, head: Head, read: Any) -> None:
         """Relay an SSE stream, whole events at a time."""
         data = await read()  # nothing is committed before the replica's first event
         self.started = self._events = True
-        await self._start(head.status, _returned(head))
+        await self._send({"type": "http.response.start", "status": head.status, "headers": _returned(head)})
         rest = b""
         send = self._send
         while data:
@@ -168,12 +170,7 @@ class Answer:
             await self._send({"type": "http.response.body", "body": errors.sse_event(error, self._protocol)})
         elif not self.started:
             self.started = True
-            status, headers, body = errors.render(error, self._protocol)
-            await self._start(status, headers)
-            await self._send({"type": "http.response.body", "body": body})
-
-    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            await respond(self._send, *errors.render(error, self._protocol))
 
 
 class _Collected:
@@ -224,18 +221,15 @@ def relayed_error(status: int, body: bytes) -> ModelyardError:
 
 
 def _returned(head: Head) -> list[tuple[bytes, bytes]]:
-    return [(k, v) for k, v in head.headers if k in _RETURNED and k != b"content-length"]
+    return [(k, v) for k, v in head.headers if k in _RETURNED]
 
 
 async def _all(read: Any, limit: int | None = None) -> bytes:
     parts: list[bytes] = []
-    async for part in _parts(read):
-        parts.append(part)
-        if limit is not None and sum(map(len, parts)) > limit:
+    size = 0
+    while data := await read():
+        parts.append(data)
+        size += len(data)
+        if limit is not None and size > limit:
             break
     return b"".join(parts)
-
-
-async def _parts(read: Any) -> AsyncIterator[bytes]:
-    while data := await read():
-        yield data

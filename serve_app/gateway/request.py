@@ -1,8 +1,5 @@
 """What the gateway reads of a request: one parse of the body, only the fields that it needs."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -11,39 +8,7 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from serve_app import errors
-from serve_app.asgi import Receive
 from serve_app.gateway.routes import Route
-
-
-class ClientLeft(Exception):
-    """The client closed the connection: nobody is left to answer."""
-
-
-@asynccontextmanager
-async def while_client_stays(receive: Receive) -> AsyncIterator[None]:
-    """Run the block until it ends or the client closes its connection, which is how clients cancel: then the block is
-    cancelled and ``ClientLeft`` raised. The request's body must have been read."""
-    this = asyncio.current_task()
-    assert this is not None
-    left = False
-
-    async def watch() -> None:
-        nonlocal left
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        left = True
-        this.cancel()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not left:
-            raise
-        this.uncancel()
-        raise ClientLeft from None
-    finally:
-        watcher.cancel()
 
 
 class Fields(msgspec.Struct):
@@ -54,23 +19,6 @@ class Fields(msgspec.Struct):
     store: Any = None
     background: Any = None
     previous_response_id: Any = None
-
-
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body; ``BodyTooLarge`` beyond ``limit`` bytes."""
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise errors.BodyTooLarge(f"The body is larger than the {limit / 2**20:g} MB that this gateway accepts.")
-        parts.append(part)
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def asked_model(route: Route, headers: dict[bytes, bytes], body: bytes) -> str:

@@ -169,7 +169,7 @@ def build_engine(args: ModelArgs, name: str) -> Engine:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception for a status page: its last line that says something, without a traceback."""
+    """An exception for a status page: its first line that says something, without a traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."

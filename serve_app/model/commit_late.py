@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 
-from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send
+from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send, respond
 
 
 class Admission:
@@ -66,8 +66,7 @@ class CommitLate:
         if held and admission.refusal is not None:
             status, body = self._refused(admission.refusal)
             headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+            await respond(send, status, headers, body)
 
 
 def _starts_a_stream(message: Message) -> bool:

@@ -220,15 +220,17 @@ def _plain_validation_errors(app: Any) -> None:
     from fastapi.exceptions import RequestValidationError
     from starlette.responses import Response
 
+    def rendered(error: errors.ModelyardError) -> Response:
+        status, headers, body = errors.render(error)
+        return Response(body, status, {k.decode(): v.decode() for k, v in headers})
+
     def handler(_request: Any, exc: Exception) -> Response:
         assert isinstance(exc, RequestValidationError)
-        status, headers, body = errors.render(errors.invalid_body(_meant(exc.errors())))
-        return Response(body, status, {k.decode(): v.decode() for k, v in headers})
+        return rendered(errors.invalid_body(_meant(exc.errors())))
 
     def wrong_type(_request: Any, _exc: Exception) -> Response:
         # vLLM's own look at a body before it is validated; Python's text about it says nothing to a client.
-        status, headers, body = errors.render(errors.InvalidRequest("A field of the body has the wrong type."))
-        return Response(body, status, {k.decode(): v.decode() for k, v in headers})
+        return rendered(errors.InvalidRequest("A field of the body has the wrong type."))
 
     app.add_exception_handler(RequestValidationError, handler)
     app.add_exception_handler(TypeError, wrong_type)

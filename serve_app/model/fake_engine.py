@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from serve_app import errors
-from serve_app.asgi import ASGIApp, Receive, Scope, Send
+from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, read_body, respond, while_client_stays
 from serve_app.config import FakeScript
 from serve_app.lease import EngineFacts
 from serve_app.model.engine_protocol import ASKED_MODEL
@@ -38,10 +38,6 @@ _PATHS = {
     "transcription": ("/v1/audio/transcriptions",),
 }
 _COMMON = ("/tokenize", "/detokenize")
-
-
-class ClientLeft(Exception):
-    """The connection ended before the answer did."""
 
 
 class FakeEngine:
@@ -96,7 +92,7 @@ class FakeEngine:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
-        body = await _read(receive)
+        body = await read_body(receive)
         try:
             request: dict[str, Any] = (
                 json.loads(body) if not scope["path"].startswith("/v1/audio") else {"model": "audio"}
@@ -109,17 +105,9 @@ class FakeEngine:
             error = errors.Relayed(int(fake["status"]), "the script says so")
             await _json(send, error.status, errors.body(error))
             return
-        work = asyncio.ensure_future(self._work(scope["path"], request, fake, send))
-        left = asyncio.ensure_future(_until_disconnect(receive))
         with suppress(ClientLeft), self._counted():
-            try:
-                await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
-                if not work.done():
-                    raise ClientLeft
-                work.result()
-            finally:
-                work.cancel()
-                left.cancel()
+            async with while_client_stays(receive):
+                await self._work(scope["path"], request, fake, send)
 
     async def _work(self, path: str, request: dict[str, Any], fake: dict[str, Any], send: Send) -> None:
         model = ASKED_MODEL.get() or self._name
@@ -204,20 +192,6 @@ async def _lifespan(receive: Receive, send: Send) -> None:
             return
 
 
-async def _read(receive: Receive) -> bytes:
-    parts = []
-    while True:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def _start(send: Send, status: int, content_type: bytes) -> None:
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type)]})
 
@@ -228,5 +202,4 @@ async def _chunk(send: Send, data: bytes) -> None:
 
 async def _json(send: Send, status: int, body: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await respond(send, status, headers, body)

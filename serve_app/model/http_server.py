@@ -41,11 +41,6 @@ class HttpServer:
                 raise RuntimeError("the replica's HTTP server ended while it started") from self._task.exception()
             await asyncio.sleep(0.01)
 
-    def abort(self) -> None:
-        """Cut every connection now; what runs on them learns of it as of a client that left."""
-        for connection in list(self._server.server_state.connections):
-            connection.transport.abort()
-
     async def stop(self) -> None:
         self._server.should_exit = True
         if self._task is not None:

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 
 from serve_app import errors
-from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send
+from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send, respond
 from serve_app.lease import ASKED_MODEL_HEADER, LEASE_HEADER, REFUSED_HEADER
 from serve_app.model.engine_protocol import ASKED_MODEL
 
@@ -85,5 +85,4 @@ class LeaseGate:
 
 async def _refuse(send: Send, why: str) -> None:
     status, headers, body = errors.render(errors.Forbidden("This port serves Modelyard's gateways only."))
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, (REFUSED_HEADER, why.encode())]})
-    await send({"type": "http.response.body", "body": body})
+    await respond(send, status, [*headers, (REFUSED_HEADER, why.encode())], body)

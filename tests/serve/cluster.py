@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,8 @@ from typing import Any
 import httpx
 import psutil
 
-from serve_app import local_cluster, ray_env
+from loadtest.clusters import free_ports, private_environment
+from serve_app import local_cluster
 from serve_app.config import (
     CARD_DEPLOYMENT,
     GATEWAY_DEPLOYMENT,
@@ -27,15 +27,6 @@ PATIENCE_S = 90.0
 GATEWAY = "gateway"
 PROBE = "probe"
 PREFIX = "/probe"
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def eventually(what: str, true: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:
@@ -76,10 +67,9 @@ def fake_app(
 class Cluster:
     """One Ray head with the gateway on it. ``haproxy``: whether Serve runs in HAProxy mode."""
 
-    def __init__(self, session: Session, gcs_port: int, http_port: int, haproxy: bool) -> None:
+    def __init__(self, session: Session, http_port: int, haproxy: bool) -> None:
         self.session = session
         self.haproxy = haproxy
-        self.gcs_port = gcs_port
         self.http_port = http_port
         self.url = f"http://127.0.0.1:{http_port}"
         self.api = RayApi(session.dashboard)
@@ -183,23 +173,15 @@ def cluster(home: Path, *, haproxy: bool) -> Iterator[Cluster]:
     changed = {
         "MODELYARD_HOME": str(home),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
         "RAY_AUTH_MODE": "token",
     }
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
     session = local_cluster.new_session(gcs, dashboard, (http, gcs, dashboard))
     try:
-        env = local_cluster.environment(session)
-        # The probe lives in the tests, which are not installed.
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
-        if not haproxy:  # as a plain `serve run` in a shell that knows nothing of Modelyard
-            for setting in ray_env.SETTINGS:
-                env.pop(setting.name)
+        env = private_environment(session, plain=not haproxy, metrics=metrics, stats=stats, fallback=fallback)
         session = local_cluster.start(session, gcs, dashboard, env)
-        running = Cluster(session, gcs, http, haproxy)
+        running = Cluster(session, http, haproxy)
         running.deploy(
             {"name": GATEWAY, "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"},
             {"name": PROBE, "import_path": "tests.serve.probe:app", "route_prefix": PREFIX},
