@@ -46,6 +46,7 @@ class FakeScript(Spec):
     first_token_s: Float = Field(default=0.0, ge=0, description="Delay before the first token.")
     token_interval_s: Float = Field(default=0.0, ge=0, description="Delay between tokens.")
     tokens: Int = Field(default=16, ge=1, description="Tokens per answer where the request gives no max_tokens.")
+    process: bool = Field(default=False, description="Run the token clock in a process of its own, as vLLM does.")
     tasks: tuple[Literal["generate", "embed", "score", "transcription"], ...] = Field(
         default=("generate",), description="What the engine says it can do."
     )
@@ -175,6 +176,28 @@ class RequestLimits(Spec):
 
     max_waiting: Int = Field(default=512, ge=0, description="Requests that may wait for a replica; beyond it: 429.")
     wait_s: Float = Field(default=60.0, gt=0, description="Longest wait for a replica; beyond it: 503.")
+    attempts: Int = Field(
+        default=4,
+        ge=1,
+        description="Replicas that one request may lose. Beyond it: 503, or an error event in a stream that had begun.",
+    )
+    grace_s: Float = Field(
+        default=10.0,
+        ge=0,
+        description="How long requests may stay on a replica that is leaving (scaled down, updated) before they move "
+        "to another one. Keep it below the Model deployment's graceful_shutdown_timeout_s.",
+    )
+    silence_s: Float = Field(
+        default=30.0,
+        gt=0,
+        description="Longest time that a replica or its engine may show no sign of life; then its requests move and "
+        "it is replaced. One step of the engine must be shorter.",
+    )
+    token_gap_s: Float = Field(
+        default=120.0,
+        gt=0,
+        description="Longest pause inside one stream while its replica lives; then the stream moves.",
+    )
 
 
 class CardSettings(Spec):

@@ -11,8 +11,17 @@ from serve_app.config import RequestLimits
 # Private headers between a gateway and the replicas' own HTTP port. Never forwarded from or to clients.
 LEASE_HEADER = b"x-modelyard-lease"
 ASKED_MODEL_HEADER = b"x-modelyard-model"
-# On a refusal by the replica's lease gate, so that a gateway can tell it from the engine's own answers.
+# On a refusal by the replica itself, so that a gateway can tell it from the engine's own answers.
 REFUSED_HEADER = b"x-modelyard-refused"
+# A gateway asks whether the replica's event loop turns: GET with a live lease's token, answered 204.
+ALIVE_PATH = "/modelyard/alive"
+# Continuing a broken stream (see serve_app/model/journal.py). Request: keep a journal for me; so many bytes of the
+# body are the journal so far; of this generation. Response: the stream has a journal, of this generation.
+KEEP_HEADER = b"x-modelyard-keep"
+RESUME_HEADER = b"x-modelyard-resume"
+GENERATION_HEADER = b"x-modelyard-generation"
+KEPT_HEADER = b"x-modelyard-kept"
+RECORD, GROUP_END = b"\x1f", b"\x1e"
 
 
 @dataclass(frozen=True, slots=True)

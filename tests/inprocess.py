@@ -8,32 +8,65 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import httpx
 
 from serve_app import catalog
+from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send
 from serve_app.catalog import Catalog, Model, State
 from serve_app.config import FakeScript, RequestLimits
 from serve_app.gateway.app import GatewayApp
 from serve_app.gateway.leases import LeasePool
 from serve_app.gateway.relay import Relay
 from serve_app.lease import CardView, EngineFacts, Grant
+from serve_app.model.engine_protocol import Engine
 from serve_app.model.fake_engine import FakeEngine
 from serve_app.model.http_server import HttpServer
+from serve_app.model.journal import Journaled
 from serve_app.model.lease_gate import Lease, LeaseGate
+from serve_app.replica_watch import ReplicaWatch
 
 HOST = "127.0.0.1"
+
+
+class Door:
+    """Around a replica's app: counts requests (not signs of life), lets nothing in or out while it is not open, and
+    keeps back the end of an answer: with ``keep_back`` "last" the last part of its body, with "end" only its end."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.admitted = 0
+        self.keep_back: Literal["nothing", "last", "end"] = "nothing"
+        self.kept_back = asyncio.Event()
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def out(message: Message) -> None:
+            await self.open.wait()
+            if self.keep_back != "nothing" and message.get("body") and not message.get("more_body"):
+                if self.keep_back == "end":
+                    await send({**message, "more_body": True})
+                self.kept_back.set()
+                await asyncio.Event().wait()
+            await send(message)
+
+        await self.open.wait()
+        self.admitted += scope.get("method") == "POST"
+        await self._app(scope, receive, out)
 
 
 class Replica:
     """One model replica on a loopback port."""
 
-    def __init__(self, app: str, name: str, script: FakeScript, slots: int) -> None:
+    def __init__(self, name: str, engine: Engine, slots: int, generation: str = "1") -> None:
         self.name = name
         self.slots = slots
-        self.engine = FakeEngine(script, app)
-        self.gate = LeaseGate(self.engine.asgi)
-        self.server = HttpServer(self.gate, HOST)
+        self.engine = engine
+        self.gate = LeaseGate(Journaled(self.engine.asgi, generation))
+        self.door = Door(self.gate)
+        self.server = HttpServer(self.door, HOST)
         self.facts: EngineFacts | None = None
         self.alive = False
         self.streams: set[LeaseStream] = set()
@@ -43,14 +76,31 @@ class Replica:
         await self.server.start()
         self.alive = True
 
+    async def restart(self) -> None:
+        """After ``die``: on a port of its own, as Serve's successor would be."""
+        await self.server.stop()
+        self.server = HttpServer(self.door, HOST)
+        await self.start()
+
+    def freeze(self) -> None:
+        """As after SIGSTOP: its sockets stay open and nothing comes out of them."""
+        self.door.open.clear()
+
+    def thaw(self) -> None:
+        self.door.open.set()
+
     async def die(self) -> None:
         """As after SIGKILL: its lease calls break and its sockets close."""
+        self.sever()
+        await self.server.stop()
+
+    def sever(self) -> None:
+        """``die``, as far as others see it at once."""
         self.alive = False
         for stream in list(self.streams):
             stream.broken.set()
         for connection in list(self.server._server.server_state.connections):
             connection.transport.abort()
-        await self.server.stop()
 
 
 class LeaseStream:
@@ -82,9 +132,18 @@ class LeaseStream:
         raise RuntimeError("replica died") if self.broken.is_set() else asyncio.CancelledError
 
     async def _place(self) -> Replica:
-        """The least leased replica with a free slot; waits for one."""
+        """The least leased replica with a free slot that Serve's router may choose; waits for one."""
+        watch, name = self._model.watch, self._model.name
         while not self._cancelled.is_set():
-            free = [r for r in self._model.replicas if r.alive and len(r.streams) < r.slots]
+            running = watch.running(name)
+            free = [
+                r
+                for r in self._model.replicas
+                if r.alive
+                and len(r.streams) < r.slots
+                and (running is None or r.name in running)
+                and not watch.is_shunned(name, r.name)
+            ]
             if free:
                 return min(free, key=lambda r: len(r.streams))
             await asyncio.sleep(0.005)
@@ -109,6 +168,7 @@ class FakeModel:
     state: State | None = None
     pool: LeasePool | None = None
     streams: int = 0
+    watch: ReplicaWatch = field(default_factory=ReplicaWatch)
 
     def entry(self) -> Model:
         running = [r for r in self.replicas if r.alive]
@@ -129,6 +189,10 @@ class FakeDirectory:
         self.models = {m.name: m for m in models}
         self.known = True
 
+    def running(self, name: str, *replicas: Replica) -> None:
+        """As Serve would say it: these replicas of the model may get new requests, the others are leaving."""
+        self.models[name].watch.update(name, [replica.name for replica in replicas])
+
     @property
     def catalog(self) -> Catalog:
         return catalog.build((m.entry() for m in self.models.values()), Catalog())
@@ -142,6 +206,7 @@ class FakeDirectory:
                 limits=lambda: fake.limits,
                 replicas=lambda: sum(r.alive for r in fake.replicas),
                 start_s=lambda: 7.0,
+                watch=fake.watch,
                 keep_idle_s=0.1,
             )
         return fake.pool
@@ -185,7 +250,7 @@ def model(
     also_known_as: tuple[str, ...] = (),
     limits: RequestLimits | None = None,
 ) -> FakeModel:
-    members = [Replica(name, f"{name}-{i}", script or FakeScript(), slots) for i in range(replicas)]
+    members = [Replica(f"{name}-{i}", FakeEngine(script or FakeScript(), name), slots) for i in range(replicas)]
     return FakeModel(name, members, also_known_as, limits or RequestLimits())
 
 

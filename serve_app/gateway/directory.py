@@ -18,6 +18,7 @@ from serve_app.catalog import AppSnapshot, Catalog, Model, State
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, GatewaySettings
 from serve_app.gateway.leases import LeasePool
 from serve_app.lease import CardView
+from serve_app.replica_watch import WATCH
 
 logger = logging.getLogger("ray.serve")
 
@@ -70,6 +71,7 @@ class Directory:
             limits=lambda: now().card.limits,
             replicas=lambda: now().replicas,
             start_s=lambda: now().card.start_s,
+            watch=WATCH,
         )
 
     async def _poll(self) -> None:

@@ -11,15 +11,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from serve_app import errors
 from serve_app.config import RequestLimits
-from serve_app.gateway.upstream import Connection
-from serve_app.lease import Grant
+from serve_app.gateway.upstream import Connection, ConnectionBroken, Silent
+from serve_app.lease import ALIVE_PATH, LEASE_HEADER, Grant
+from serve_app.replica_watch import ReplicaWatch
 from serve_app.routing import pick_idle
 
 logger = logging.getLogger("ray.serve")
@@ -29,17 +30,26 @@ KEEP_IDLE_S = 1.0
 # thousand requests wait for a model that is starting.
 MAX_OPENING = 32
 OPEN_RETRY_S = 0.2
+# A call that Serve gave to a replica that froze in that moment would wait for ever: after so long it is made anew.
+OPEN_TIMEOUT_S = 5.0
 FALLBACK_RETRY_AFTER_S = 10.0
+# How often a replica at work is asked for a sign of life.
+PULSE_S = 1.0
+# A replica that broke a connection is passed over for so long where there are others: it is mostly about to end.
+SUSPECT_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
+    """``on_leaving`` is set by the request that uses it: called once its replica's grace is over."""
+
     grant: Grant
     connection: Connection
     stream: Any  # Serve's response generator: closing it ends the lease
     ended: bool = False
     idle_since: float = 0.0
     since: float = 0.0  # when its present request began
+    on_leaving: Callable[[], None] | None = None
 
 
 class LeasePool:
@@ -53,6 +63,7 @@ class LeasePool:
         limits: Callable[[], RequestLimits],
         replicas: Callable[[], int],
         start_s: Callable[[], float | None],
+        watch: ReplicaWatch,
         keep_idle_s: float = KEEP_IDLE_S,
     ) -> None:
         self._name = name
@@ -60,19 +71,28 @@ class LeasePool:
         self._limits = limits
         self._replicas = replicas
         self._start_s = start_s
+        self._watch_replicas = watch
         self._keep_idle_s = keep_idle_s
         self._idle: deque[Lease] = deque()
-        self._in_use: Counter[str] = Counter()
+        self._busy: dict[str, set[Lease]] = {}  # by replica
         self._waiters: deque[asyncio.Future[Lease]] = deque()
         self._openers: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.TimerHandle | None = None
         self._watchers: set[asyncio.Task[None]] = set()
+        self._pulses: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[str] = set()
         self._hold_s = 1.0  # moving average of how long a request keeps its lease
         self._closed: errors.ModelyardError | None = None
+        loop = asyncio.get_running_loop()
+
+        def hop(running: frozenset[str]) -> None:  # from the thread of Serve's router
+            loop.call_soon_threadsafe(self._running_changed, running)
+
+        self._unsubscribe = watch.subscribe(name, hop)
 
     @property
     def in_use(self) -> int:
-        return sum(self._in_use.values())
+        return sum(map(len, self._busy.values()))
 
     @property
     def waiting(self) -> int:
@@ -90,7 +110,8 @@ class LeasePool:
         if self._closed is not None:
             raise self._closed
         if not self._waiters:
-            at = pick_idle([lease.grant.replica for lease in self._idle], self._in_use, self._replicas())
+            in_use = {replica: len(leases) for replica, leases in self._busy.items()}
+            at = pick_idle([lease.grant.replica for lease in self._idle], in_use, self._replicas())
             if at is not None:
                 lease = self._idle[at]
                 del self._idle[at]
@@ -119,27 +140,39 @@ class LeasePool:
     def release(self, lease: Lease) -> None:
         """The request is over; its lease serves the next one if its connection still can."""
         self._hold_s += 0.1 * (time.monotonic() - lease.since - self._hold_s)
-        self._in_use[lease.grant.replica] -= 1
-        if not self._in_use[lease.grant.replica]:
-            del self._in_use[lease.grant.replica]
-        if lease.ended or not lease.connection.reusable or self._closed is not None:
+        lease.on_leaving = None
+        replica = lease.grant.replica
+        self._busy[replica].discard(lease)
+        if not self._busy[replica]:
+            del self._busy[replica]
+        usable = lease.connection.reusable and replica not in self._leaving
+        if lease.ended or not usable or self._closed is not None:
             self._let_go(lease)
             self._open_more()
         else:
             self._offer(lease)
 
+    def suspect(self, replica: str) -> None:
+        """It broke a connection: give its leases to nobody for a moment."""
+        self._shun(replica, SUSPECT_S)
+
+    def elsewhere(self, replica: str) -> bool:
+        """Whether another replica runs that could take over."""
+        return bool((self._watch_replicas.running(self._name) or frozenset()) - {replica})
+
     async def close(self, reason: errors.ModelyardError) -> None:
         """Let go of everything; whoever waits gets ``reason``."""
         self._closed = reason
+        self._unsubscribe()
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(reason)
         self._waiters.clear()
         while self._idle:
             self._let_go(self._idle.pop())
-        for opener in self._openers:
-            opener.cancel()
-        pending = [*self._openers, *self._watchers]
+        for task in (*self._openers, *self._pulses.values()):
+            task.cancel()
+        pending = [*self._openers, *self._watchers, *self._pulses.values()]
         if pending:
             await asyncio.wait(pending, timeout=5)
 
@@ -152,7 +185,7 @@ class LeasePool:
 
     def _start_use(self, lease: Lease) -> Lease:
         lease.since = time.monotonic()
-        self._in_use[lease.grant.replica] += 1
+        self._busy.setdefault(lease.grant.replica, set()).add(lease)
         return lease
 
     def _offer(self, lease: Lease) -> None:
@@ -170,12 +203,15 @@ class LeasePool:
     def _reap(self) -> None:
         self._reaper = None
         old = time.monotonic() - self._keep_idle_s
-        for lease in [lease for lease in self._idle if lease.idle_since <= old]:
-            self._idle.remove(lease)
-            self._let_go(lease)
+        self._drop_idle(lambda lease: lease.idle_since <= old)
         if self._idle:
             wait = self._idle[0].idle_since - old
             self._reaper = asyncio.get_running_loop().call_later(max(0.01, wait), self._reap)
+
+    def _drop_idle(self, which: Callable[[Lease], bool]) -> None:
+        for lease in [lease for lease in self._idle if which(lease)]:
+            self._idle.remove(lease)
+            self._let_go(lease)
 
     def _leave(self, waiter: "asyncio.Future[Lease]") -> None:
         with contextlib.suppress(ValueError):
@@ -198,14 +234,18 @@ class LeasePool:
         self._open_more()
 
     async def _open(self) -> None:
-        """One new lease from Serve, offered to the waiters. Waits as long as somebody waits for it."""
+        """One new lease from Serve, offered to the waiters."""
         stream = self._lease_stream()
         try:
-            grant = await anext(stream)
-            connection = await Connection.open(grant.host, grant.port)
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                grant = await anext(stream)
+                connection = await Connection.open(grant.host, grant.port)
         except asyncio.CancelledError:
             await _end_stream(stream)
             raise
+        except TimeoutError:
+            await _end_stream(stream)  # every replica is full, or there is none: whoever still waits asks anew
+            return
         except Exception as error:
             # A replica that died while we asked, a restart, an application being deleted: ask again, a little later,
             # for as long as somebody waits. Their deadlines end it.
@@ -214,9 +254,16 @@ class LeasePool:
             await asyncio.sleep(OPEN_RETRY_S)
             return
         lease = Lease(grant, connection, stream)
+        running = self._watch_replicas.running(self._name)
+        if running is not None and grant.replica not in running:
+            self._let_go(lease)  # it began to leave while we asked
+            await asyncio.sleep(OPEN_RETRY_S)
+            return
         watcher = asyncio.create_task(self._watch(lease))
         self._watchers.add(watcher)  # the loop itself keeps only a weak reference
         watcher.add_done_callback(self._watchers.discard)
+        if grant.replica not in self._pulses:
+            self._pulses[grant.replica] = asyncio.create_task(self._pulse(grant))
         self._offer(lease)
 
     async def _watch(self, lease: Lease) -> None:
@@ -234,6 +281,73 @@ class LeasePool:
         if not lease.ended:
             lease.ended = True
             lease.stream.cancel()
+
+    # Replicas that leave
+
+    def _running_changed(self, running: frozenset[str]) -> None:
+        """Serve says which replicas may get new requests: the others are leaving, or gone."""
+        before = self._leaving
+        here = {*self._busy, *(lease.grant.replica for lease in self._idle)}
+        self._leaving = here - running
+        self._drop_idle(lambda lease: lease.grant.replica in self._leaving)
+        for replica in self._leaving - before:
+            asyncio.get_running_loop().call_later(self._limits().grace_s, self._grace_is_over, replica)
+
+    def _grace_is_over(self, replica: str) -> None:
+        if replica in self._leaving:
+            for lease in tuple(self._busy.get(replica, ())):
+                if lease.on_leaving is not None:
+                    lease.on_leaving()
+
+    # Replicas that fall silent
+
+    async def _pulse(self, grant: Grant) -> None:
+        """While requests run on the replica: ask it for a sign of life, and look at each answer's own pace."""
+        connection: Connection | None = None
+        try:
+            while leases := self._of(grant.replica):
+                limits = self._limits()
+                if grant.replica in self._busy:
+                    head = f"GET {ALIVE_PATH} HTTP/1.1\r\nhost: {grant.host}\r\n".encode()
+                    head += LEASE_HEADER + b": " + leases[0].grant.token.encode() + b"\r\n\r\n"
+                    try:
+                        async with asyncio.timeout(limits.silence_s):
+                            if connection is None or not connection.reusable:
+                                connection = await Connection.open(grant.host, grant.port)
+                            await connection.request(head, b"")
+                            await connection.read()
+                    except TimeoutError:
+                        self._silenced(grant.replica, limits.silence_s)
+                    except ConnectionBroken:
+                        connection = None  # it died, which its leases and requests notice by themselves
+                    self._look_for_gaps(grant.replica, limits.token_gap_s)
+                await asyncio.sleep(min(PULSE_S, limits.silence_s / 2))
+        finally:
+            del self._pulses[grant.replica]
+            if connection is not None:
+                connection.close()
+
+    def _of(self, replica: str) -> list[Lease]:
+        return [*self._busy.get(replica, ()), *(lease for lease in self._idle if lease.grant.replica == replica)]
+
+    def _silenced(self, replica: str, silence_s: float) -> None:
+        logger.warning("replica %s of %s has been silent for %g s: its requests move", replica, self._name, silence_s)
+        self._shun(replica, 10 * silence_s)
+        for lease in tuple(self._busy.get(replica, ())):
+            lease.connection.interrupt(Silent(f"silent for {silence_s:g} s"))
+
+    def _look_for_gaps(self, replica: str, token_gap_s: float) -> None:
+        old = asyncio.get_running_loop().time() - token_gap_s
+        for lease in tuple(self._busy.get(replica, ())):
+            connection = lease.connection
+            if connection.answering and not connection.paused and connection.last_data < old:
+                connection.interrupt(Silent(f"no token for {token_gap_s:g} s"))
+
+    def _shun(self, replica: str, seconds: float) -> None:
+        """Take no lease on ``replica`` for so long, where another one runs."""
+        self._drop_idle(lambda lease: lease.grant.replica == replica)
+        if self.elsewhere(replica):
+            self._watch_replicas.shun(self._name, replica, time.monotonic() + seconds)
 
 
 async def _end_stream(stream: Any) -> None:

@@ -9,19 +9,31 @@ import contextlib
 import json
 import logging
 import re
+import secrets
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from serve_app import errors
+from serve_app import errors, resume
 from serve_app.asgi import ClientLeft, Receive, Scope, Send, read_body, respond, while_client_stays
 from serve_app.catalog import Catalog, Model, State
 from serve_app.config import GatewaySettings
 from serve_app.errors import ModelyardError, Protocol
 from serve_app.gateway.directory import Directory
-from serve_app.gateway.leases import Lease
+from serve_app.gateway.leases import Lease, LeasePool
 from serve_app.gateway.request import asked_model
 from serve_app.gateway.routes import Route
-from serve_app.gateway.upstream import ConnectionBroken, Head
-from serve_app.lease import ASKED_MODEL_HEADER, LEASE_HEADER, REFUSED_HEADER
+from serve_app.gateway.upstream import ConnectionBroken, Head, Leaving
+from serve_app.lease import (
+    ASKED_MODEL_HEADER,
+    GENERATION_HEADER,
+    GROUP_END,
+    KEEP_HEADER,
+    KEPT_HEADER,
+    LEASE_HEADER,
+    RECORD,
+    REFUSED_HEADER,
+    RESUME_HEADER,
+)
 
 logger = logging.getLogger("ray.serve")
 
@@ -29,16 +41,26 @@ logger = logging.getLogger("ray.serve")
 _FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version"))
 # What of the engine's headers the client may see.
 _RETURNED = frozenset((b"content-type", b"cache-control"))
-ATTEMPTS = 3
+# Tells the client that its request was taken over by other replicas so often before its answer began.
+MOVES_HEADER = b"x-modelyard-moves"
+# What a replica answers for itself rather than for the request.
+_ASK_ANOTHER = (502, 503, 504)
+_CREATED = re.compile(rb'"created": ?\d+')
 # What vLLM appends to some messages for its own logs.
 _VLLM_SUFFIX = re.compile(r" \(parameter=\w+(, value=.*)?\)$", re.DOTALL)
 # An engine's error body is a line or two; more than this is not an error body.
 MAX_ERROR_BYTES = 256 * 1024
 
 
+Read = Callable[[], Awaitable[bytes]]
+
+
 class Relay:
-    def __init__(self, directory: Directory) -> None:
+    """``count_move(model, what, why)`` is called whenever another replica has to go on with a request."""
+
+    def __init__(self, directory: Directory, count_move: Callable[[str, str, str], None] = lambda *_: None) -> None:
         self._directory = directory
+        self.count_move = count_move
         self.settings = GatewaySettings()
 
     async def __call__(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,37 +109,61 @@ class Relay:
     async def _exchange(
         self, model: Model, asked: str, path: str, headers: dict[bytes, bytes], body: bytes, answer: "Answer"
     ) -> None:
-        """Send the request to a replica and the reply to ``answer``.
+        """Send the request to a replica and the reply to ``answer``; to another one where that replica is lost.
 
-        A replica that went away before it said anything costs nothing but another try.
+        What was not committed yet is asked again, a stream under way is continued where it broke.
         """
         pool = self._directory.pool(model)
-        deadline = asyncio.get_running_loop().time() + model.card.limits.wait_s
-        for attempt in range(1, ATTEMPTS + 1):
-            lease = await pool.acquire(deadline)
+        limits = model.card.limits
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limits.wait_s
+        request = Request(asked, path, headers, body)
+        successor: Lease | None = None
+        lost = 0
+        while True:
+            lease = successor or await pool.acquire(deadline)
+            move = Move(pool, lease, limits.wait_s, lambda: not answer.started or request.why_not(answer) is None)
+            lease.on_leaving = move.start
             try:
-                await self._one_try(lease, asked, path, headers, body, answer)
+                await self._one_try(lease, request, answer)
                 return
             except ConnectionBroken as broken:
-                logger.info("try %d on replica %s of %s: %s", attempt, lease.grant.replica, model.name, broken)
-                if answer.started:
-                    raise errors.UpstreamBroken("The model's replica went away in the middle of the answer.") from None
-                if attempt == ATTEMPTS:
+                logger.info("replica %s of %s: %s", lease.grant.replica, model.name, broken)
+                if answer.complete:
+                    await answer.end()
+                    return
+                if answer.started and (why := request.why_not(answer)) is not None:
+                    raise errors.UpstreamBroken(
+                        f"The model's replica went away in the middle of the answer, which cannot be continued: {why}."
+                    ) from broken
+                if isinstance(broken, Leaving):
+                    successor = move.take()
+                else:
+                    successor = None
+                    lost += 1
+                    pool.suspect(lease.grant.replica)
+                if lost >= limits.attempts:
                     raise errors.Unavailable(
-                        f"The replicas of {model.name} went away {ATTEMPTS} times.",
+                        f"The replicas of {model.name} went away {lost} times under this request.",
                         retry_after_s=model.card.start_s or 5,
                     ) from broken
+                answer.moves += 1
+                self.count_move(model.name, "stream" if answer.started else "request", type(broken).__name__)
+                if answer.started:
+                    deadline = loop.time() + limits.wait_s
             finally:
+                move.close()
                 pool.release(lease)
 
-    async def _one_try(
-        self, lease: Lease, asked: str, path: str, headers: dict[bytes, bytes], body: bytes, answer: "Answer"
-    ) -> None:
+    async def _one_try(self, lease: Lease, request: "Request", answer: "Answer") -> None:
         connection = lease.connection
         try:
-            head = await connection.request(request_head(lease, asked, path, headers, len(body)), body)
+            records = b";".join(answer.records)
+            head = await connection.request(request.head(lease, answer, len(records)), records + request.body)
             if refused := head.get(REFUSED_HEADER):
-                raise ConnectionBroken(f"the replica refused the lease: {refused.decode()}")
+                raise ConnectionBroken(f"the replica refused: {refused.decode()}")
+            if head.status in _ASK_ANOTHER:
+                raise ConnectionBroken(f"the replica answered {head.status}")
             if head.status >= 400:
                 raise relayed_error(head.status, await _all(connection.read, MAX_ERROR_BYTES))
             if head.get(b"content-type").startswith(b"text/event-stream"):
@@ -132,24 +178,114 @@ class Relay:
             raise
 
 
+class Request:
+    """What every replica gets that is asked for this answer."""
+
+    def __init__(self, asked: str, path: str, headers: dict[bytes, bytes], body: bytes) -> None:
+        self.path = path
+        self.body = body
+        # Also the answer's id in vLLM: one that is continued elsewhere keeps it.
+        self.id = clean_request_id(headers.get(b"x-request-id", b"")) or secrets.token_hex(16).encode()
+        self._lines = [ASKED_MODEL_HEADER + b": " + asked.encode(), b"x-request-id: " + self.id]
+        self._lines += [name + b": " + value for name, value in headers.items() if name in _FORWARDED]
+        if path in resume.PATHS:
+            self._lines.append(KEEP_HEADER + b": 1")
+
+    def head(self, lease: Lease, answer: "Answer", records: int) -> bytes:
+        """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes."""
+        grant = lease.grant
+        lines = [
+            f"POST {self.path} HTTP/1.1\r\nhost: {grant.host}:{grant.port}".encode("latin-1"),
+            f"content-length: {records + len(self.body)}".encode(),
+            LEASE_HEADER + b": " + grant.token.encode(),
+            *self._lines,
+        ]
+        if answer.started:
+            lines.append(RESUME_HEADER + f": {records}".encode())
+            lines.append(GENERATION_HEADER + b": " + answer.generation)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def why_not(self, answer: "Answer") -> str | None:
+        """Why the stream that has begun cannot be continued; None: it can. Reads the body only now."""
+        if not answer.generation:
+            return "its replica kept no journal"
+        return resume.why_not(self.path, json.loads(self.body))
+
+
+class Move:
+    """Takes a request off a replica that is leaving, once another one is ready for it: ``start``, then the request's
+    connection is interrupted with ``Leaving`` and ``take`` gives the new lease."""
+
+    def __init__(self, pool: LeasePool, lease: Lease, wait_s: float, may: Callable[[], bool]) -> None:
+        self._pool = pool
+        self._lease = lease
+        self._wait_s = wait_s
+        self._may = may
+        self._task: asyncio.Task[None] | None = None
+        self._successor: Lease | None = None
+
+    def start(self) -> None:
+        if self._task is None and self._may():
+            self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        # Nobody free in time: the request stays where it is, until it ends or its replica does.
+        with contextlib.suppress(ModelyardError):
+            self._successor = await self._pool.acquire(asyncio.get_running_loop().time() + self._wait_s)
+            self._lease.connection.interrupt(Leaving("the replica is leaving"))
+
+    def take(self) -> Lease | None:
+        successor, self._successor = self._successor, None
+        return successor
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._successor is not None:
+            self._pool.release(self._successor)
+            self._successor = None
+
+
 class Answer:
-    """What goes back to one client: exactly one of a whole answer, a stream with a defined end, or an error."""
+    """What goes back to one client: exactly one of a whole answer, a stream with a defined end, or an error.
+
+    ``records``: the journal of a stream so far, unread (see ``serve_app.model.journal``). ``generation``: who may
+    continue it. ``moves``: how often another replica had to go on.
+    """
 
     def __init__(self, send: Send, protocol: Protocol) -> None:
         self._send = send
         self._protocol = protocol
         self.started = False
+        self.records: list[bytes] = []
+        self.generation = b""
+        self.moves = 0
         self._events = False
+        self._first = self._last = b""
 
     async def whole(self, head: Head, body: bytes) -> None:
         self.started = True
-        await respond(self._send, head.status, [*_returned(head), (b"content-length", str(len(body)).encode())], body)
+        length = (b"content-length", str(len(body)).encode())
+        await respond(self._send, head.status, [*self._headers(head), length], body)
 
-    async def stream(self, head: Head, read: Any) -> None:
-        """Relay an SSE stream, whole events at a time."""
-        data = await read()  # nothing is committed before the replica's first event
-        self.started = self._events = True
-        await self._send({"type": "http.response.start", "status": head.status, "headers": _returned(head)})
+    async def stream(self, head: Head, read: Read) -> None:
+        """Relay an SSE stream, whole events at a time; nothing is committed before the replica's first event."""
+        if generation := head.get(KEPT_HEADER):
+            await self._groups(head, read, generation)
+        else:
+            await self._plain(head, read)
+
+    @property
+    def complete(self) -> bool:
+        """The stream's last event went out; only its end is missing."""
+        return self._last.endswith(b"data: [DONE]\n\n")
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _plain(self, head: Head, read: Read) -> None:
+        data = await read()
+        await self._start(head)
         rest = b""
         send = self._send
         while data:
@@ -165,12 +301,58 @@ class Answer:
             data = await read()
         await send({"type": "http.response.body", "body": rest})
 
+    async def _groups(self, head: Head, read: Read, generation: bytes) -> None:
+        """A stream with a journal: the records are kept, the events between them go out. Nothing of it is parsed."""
+        continued = self.started
+        created: tuple[bytes, bytes] | None = None  # as this replica says it, as the first one said it
+        rest = b""
+        while data := await read():
+            if rest:
+                data = rest + data
+            cut = data.rfind(GROUP_END)
+            rest = data[cut + 1 :]
+            if cut < 0:
+                continue
+            parts = [group.partition(RECORD) for group in data[:cut].split(GROUP_END)]
+            events = b"".join([part[0] for part in parts])
+            self.records += [part[2] for part in parts if part[2]]
+            if not self.started:
+                self.generation = generation
+                self._first = events
+                await self._start(head)
+            elif continued:
+                created = created or _created(events, self._first)
+                if created:
+                    events = events.replace(*created)
+            self._last = events
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        await self.end()
+
+    async def _start(self, head: Head) -> None:
+        self.started = self._events = True
+        await self._send({"type": "http.response.start", "status": head.status, "headers": self._headers(head)})
+
+    def _headers(self, head: Head) -> list[tuple[bytes, bytes]]:
+        headers = [(k, v) for k, v in head.headers if k in _RETURNED]
+        if self.moves:
+            headers.append((MOVES_HEADER, str(self.moves).encode()))
+        return headers
+
     async def fail(self, error: ModelyardError) -> None:
         if self._events:
             await self._send({"type": "http.response.body", "body": errors.sse_event(error, self._protocol)})
         elif not self.started:
             self.started = True
             await respond(self._send, *errors.render(error, self._protocol))
+
+
+def _created(events: bytes, first: bytes) -> tuple[bytes, bytes] | None:
+    """The field ``created`` of a continued stream's ``events``, and of the stream's ``first`` ones.
+
+    A quotation mark inside a JSON string is escaped, so these bytes are always the field.
+    """
+    here, there = _CREATED.search(events), _CREATED.search(first)
+    return (here[0], there[0]) if here and there else None
 
 
 class _Collected:
@@ -181,19 +363,6 @@ class _Collected:
 
     async def __call__(self, message: Any) -> None:
         self.body += message.get("body", b"")
-
-
-def request_head(lease: Lease, asked: str, path: str, headers: dict[bytes, bytes], length: int) -> bytes:
-    """The HTTP/1.1 head that a replica gets."""
-    grant = lease.grant
-    lines = [
-        f"POST {path} HTTP/1.1\r\nhost: {grant.host}:{grant.port}\r\ncontent-length: {length}".encode("latin-1"),
-        LEASE_HEADER + b": " + grant.token.encode(),
-        ASKED_MODEL_HEADER + b": " + asked.encode(),
-        b"x-request-id: " + clean_request_id(headers.get(b"x-request-id", b"")),
-    ]
-    lines += [name + b": " + value for name, value in headers.items() if name in _FORWARDED]
-    return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
 def clean_request_id(given: bytes) -> bytes:
@@ -218,10 +387,6 @@ def relayed_error(status: int, body: bytes) -> ModelyardError:
                 code=code if isinstance(code, str) else None,
             )
     return errors.Relayed(status, "The engine refused this request.")
-
-
-def _returned(head: Head) -> list[tuple[bytes, bytes]]:
-    return [(k, v) for k, v in head.headers if k in _RETURNED]
 
 
 async def _all(read: Any, limit: int | None = None) -> bytes:

@@ -18,6 +18,14 @@ class ConnectionBroken(Exception):
     """The connection ended, or spoke no HTTP, before the response was complete."""
 
 
+class Silent(ConnectionBroken):
+    """The replica, or this one answer of it, has shown no sign of life for too long."""
+
+
+class Leaving(ConnectionBroken):
+    """The replica is leaving and another one is ready to go on: nothing is wrong with it."""
+
+
 @dataclass(slots=True)
 class Head:
     status: int
@@ -37,12 +45,15 @@ class Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         self._head = Head(0)
         self._head_done = False
+        self._body_begun = False
         self._complete = True
         self._keep_alive = True
         self._chunks: list[bytes] = []
         self._buffered = 0
         self._paused = False
         self._lost = False
+        self._interruption: ConnectionBroken | None = None
+        self.last_data = self._loop.time()  # when bytes came last
 
     @classmethod
     async def open(cls, host: str, port: int) -> "Connection":
@@ -57,7 +68,8 @@ class Connection(asyncio.Protocol):
         if self._lost or self._transport is None:
             raise ConnectionBroken("the replica closed the connection")
         self._parser = httptools.HttpResponseParser(self)
-        self._head, self._head_done, self._complete = Head(0), False, False
+        self._head, self._head_done, self._body_begun, self._complete = Head(0), False, False, False
+        self.last_data = self._loop.time()
         self._transport.write(head + body)
         while not self._head_done:
             await self._wait()
@@ -81,12 +93,31 @@ class Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         return self._complete and self._keep_alive and not self._lost and not self._chunks
 
+    @property
+    def paused(self) -> bool:
+        """The reader is slower than the replica: silence is its own doing."""
+        return self._paused
+
+    @property
+    def answering(self) -> bool:
+        """Part of the response's body has come, and not all of it."""
+        return self._body_begun and not self._complete
+
+    def interrupt(self, reason: ConnectionBroken) -> None:
+        """End the request under way with ``reason``, once what has arrived is read."""
+        self._interruption = reason
+        self._keep_alive = False
+        self._wake()
+
     def close(self) -> None:
         """At once: a response under way is aborted, which is how the replica learns that the client left."""
         if self._transport is not None:
             self._transport.abort()
 
     async def _wait(self) -> None:
+        """Until something has happened."""
+        if self._interruption is not None:
+            raise self._interruption
         if self._lost:
             raise ConnectionBroken("the replica closed the connection")
         self._waiter = self._loop.create_future()
@@ -105,6 +136,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
 
     def data_received(self, data: bytes) -> None:
+        self.last_data = self._loop.time()
         if self._parser is None or self._complete:
             self.close()  # bytes that no request asked for
             return
@@ -134,6 +166,7 @@ class Connection(asyncio.Protocol):
         self._head_done = True
 
     def on_body(self, data: bytes) -> None:
+        self._body_begun = True
         self._chunks.append(data)
         self._buffered += len(data)
 

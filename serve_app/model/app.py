@@ -6,23 +6,28 @@ ingress the engine itself could not have a request router of its own and would s
 """
 
 import asyncio
+import contextlib
 import logging
+import os
 import statistics
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import psutil
 import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.schema import LoggingConfig
 
-from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, ModelArgs
+from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, ModelArgs, RequestLimits
 from serve_app.lease import CardView, EngineFacts, Grant, StartReport
 from serve_app.model.engine_protocol import Engine
 from serve_app.model.http_server import HttpServer
+from serve_app.model.journal import Journaled
 from serve_app.model.lease_gate import LeaseGate
 from serve_app.model.placement import placement
+from serve_app.resume import generation
 
 logger = logging.getLogger("ray.serve")
 
@@ -30,6 +35,8 @@ logger = logging.getLogger("ray.serve")
 # lease for at most a second.
 UNUSED_LEASE_S = 5.0
 STARTS_KEPT = 5
+# How often the engine is asked for a sign of life.
+PING_S = 1.0
 
 
 # Gateways ask the card every few seconds, and leases are no requests of anybody's: the gateway has the access log.
@@ -68,8 +75,8 @@ class Card:
             created=self._created,
         )
 
-    async def report(self, start: StartReport) -> None:
-        """A replica says how its start went. Saying it again changes nothing."""
+    async def report(self, start: StartReport) -> RequestLimits:
+        """A replica says how its start went. Saying it again changes nothing. The limits are what it asks for."""
         self._error = start.error
         if start.facts is not None:
             self._facts = start.facts
@@ -77,6 +84,7 @@ class Card:
             self._start_s[start.replica] = start.seconds
             while len(self._start_s) > STARTS_KEPT:
                 del self._start_s[next(iter(self._start_s))]
+        return self._settings.limits
 
 
 @serve.deployment(
@@ -87,6 +95,8 @@ class Card:
     health_check_period_s=5,
     health_check_timeout_s=30,
     graceful_shutdown_wait_loop_s=0.5,
+    # For what cannot move to another replica; everything else leaves after `limits.grace_s`.
+    graceful_shutdown_timeout_s=60,
     logging_config=QUIET,
 )
 class Model:
@@ -99,6 +109,7 @@ class Model:
         self._app_name = context.app_name
         # Looked up once: it asks Serve's controller and blocks this loop, on which the engine's answers travel later.
         self._card = serve.get_deployment_handle(CARD_DEPLOYMENT, self._app_name)
+        self._silence_s = RequestLimits().silence_s  # until the card says otherwise
         self._engine = build_engine(args, self._app_name)
         started = time.monotonic()
         try:
@@ -107,11 +118,12 @@ class Model:
             self._engine.shutdown()
             await self._tell_card(StartReport(self._replica, error=one_line(error)))
             raise
-        self._gate = LeaseGate(self._engine.asgi)
+        self._gate = LeaseGate(Journaled(self._engine.asgi, generation(args)))
         self._server = HttpServer(self._gate, host=node_address())
         await self._server.start()
         self._started = StartReport(self._replica, facts=facts, seconds=time.monotonic() - started)
         await self._tell_card(self._started)
+        self._watcher = asyncio.create_task(self._watch_engine())
 
     async def lease(self) -> AsyncIterator[Grant]:
         """Hold one slot of this replica for as long as this call stays open (see ``serve_app.lease``)."""
@@ -139,17 +151,40 @@ class Model:
         # A card that was restarted has forgotten us.
         await self._tell_card(self._started)
 
+    async def _watch_engine(self) -> None:
+        """End this replica once its engine stands still or is dead: it would be called healthy for ever.
+
+        A long queue or a long prompt is neither: the engine answers between any two of its steps.
+        """
+        while True:
+            await asyncio.sleep(PING_S)
+            try:
+                await asyncio.wait_for(self._engine.ping(), self._silence_s)
+            except Exception as error:
+                logger.error("the engine of %s gave no sign of life, so this replica ends: %r", self._app_name, error)
+                end_with_children()
+
     async def _tell_card(self, report: StartReport) -> None:
         try:
-            await asyncio.wait_for(self._card.report.remote(report), 2.0)
+            limits: RequestLimits = await asyncio.wait_for(self._card.report.remote(report), 2.0)
+            self._silence_s = limits.silence_s
         except Exception as error:  # the card is a convenience: never a reason to fail a start or a health check
             logger.warning("could not reach the card of %s: %s", self._app_name, one_line(error))
 
     async def __del__(self) -> None:
         """Serve's hook at the end of a graceful stop."""
         if hasattr(self, "_server"):
+            self._watcher.cancel()
             await self._server.stop()
         self._engine.shutdown()
+
+
+def end_with_children() -> None:
+    """End this process and those below it, at once: a stopped one could not end by itself."""
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    os._exit(1)
 
 
 def node_address() -> str:

@@ -4,6 +4,7 @@ Works with vLLM 0.26, 0.32 and 0.33, whose signatures agree here and whose impor
 place a thing has lived. ``tests/test_vllm_contract.py`` holds all of it against the installed release.
 """
 
+import copy
 import dataclasses
 import importlib
 import json
@@ -12,7 +13,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from serve_app.lease import EngineFacts
 from serve_app.model.commit_late import ADMISSION, Admission, CommitLate
 from serve_app.model.engine_args import read_numbers
 from serve_app.model.engine_protocol import ASKED_MODEL
+from serve_app.model.journal import JOURNAL, Journal
 from serve_app.sources import read_shape, resolve
 
 logger = logging.getLogger("ray.serve")
@@ -46,6 +48,7 @@ MAKE_ARG_PARSER = (
 ARGUMENT_PARSER = ("vllm.utils.argparse_utils:FlexibleArgumentParser",)
 ENGINE_ARGS = ("vllm.engine.arg_utils:AsyncEngineArgs",)
 ASYNC_LLM = ("vllm.v1.engine.async_llm:AsyncLLM",)
+FINISH_REASON = ("vllm.v1.engine:FinishReason",)
 GET_MAX_TOKENS = ("vllm.entrypoints.serve.utils.api_utils:get_max_tokens",)
 CREATE_ERROR_RESPONSE = (
     "vllm.entrypoints.serve.exception_handling.error_response:create_error_response",
@@ -139,6 +142,7 @@ class VllmEngine:
         _answer_to_any_name(self._app.state.openai_serving_models)
         _refuse_to_shorten()
         _note_admissions(self._llm)
+        _keep_journals(self._llm, self._is_dead)
         _plain_validation_errors(self._app)
         # vLLM's handler of engine errors asks this object to exit; we look at the engine ourselves.
         self._app.state.server = _ExitFlag()
@@ -165,6 +169,10 @@ class VllmEngine:
     async def check_health(self) -> None:
         self._is_dead()
         await self._llm.check_health()
+
+    async def ping(self) -> None:
+        # Answered by the engine core between two steps, so it says that steps end.
+        await self._llm.is_sleeping()
 
     def _is_dead(self) -> bool:
         """Whether the engine is lost; if so this replica ends in a moment.
@@ -274,6 +282,90 @@ def _note_admissions(llm: Any) -> None:
         return queue
 
     llm.add_request = noted
+
+
+def _keep_journals(llm: Any, is_dead: Callable[[], bool]) -> None:
+    """Write what each stream generates into its journal, and begin a continued stream where its journal ends.
+
+    vLLM's front end gets the request as the client sent it: its prompt, its limits, and first the outputs that other
+    replicas made, so that roles, usage, parsers and the detokenizer stand where they stood. The engine core gets the
+    ids of prompt and answer as one prompt, and a limit that is smaller by the answer.
+    """
+    generate = llm.generate
+    add_to_front_end, add_to_core = llm.output_processor.add_request, llm.engine_core.add_request_async
+
+    def front_end(request: Any, *args: Any, **kwargs: Any) -> None:
+        add_to_front_end(request, *args, **kwargs)
+        journal = JOURNAL.get()
+        if journal is not None and journal.replaying:
+            state = llm.output_processor.request_states[request.request_id]
+            _replay(state, journal)
+            if journal.finished:
+                llm.output_processor._finish_request(state)
+
+    async def core(request: Any) -> None:
+        journal = JOURNAL.get()
+        if journal is not None and journal.replaying:
+            if journal.finished:
+                return
+            request = _rest_of(request, journal.ids)
+        await add_to_core(request)
+
+    async def journaled(prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any) -> AsyncIterator[Any]:
+        journal = JOURNAL.get()
+        outputs = generate(prompt, sampling_params, request_id, **kwargs)
+        if journal is None:
+            async for output in outputs:
+                yield output
+            return
+        try:
+            async for output in outputs:
+                while journal.replay:
+                    yield journal.replay.pop(0)
+                if not journal.finished:
+                    journal.replaying = False
+                    answer = output.outputs[0]
+                    journal.note(answer.token_ids, answer.text, output.finished)
+                yield output
+                journal.replaying = False
+                await journal.flush()
+        except Exception:
+            journal.lost = is_dead()
+            raise
+
+    llm.output_processor.add_request = front_end
+    llm.engine_core.add_request_async = core
+    llm.generate = journaled
+
+
+def _replay(state: Any, journal: Journal) -> None:
+    """Bring the front end's ``state`` of the request to where ``journal`` ends, with the outputs that lead there in
+    ``journal.replay``; a finished one's last goes the usual way, through the request's queue.
+
+    ValueError: the journal does not belong to this model.
+    """
+    chars = 0
+    for step in journal.earlier:
+        finish = _first(FINISH_REASON).STOP if step.finished else None
+        state.detokenizer.update(list(step.ids), False)
+        output = state.make_request_output(list(step.ids), None, finish, None)
+        if step.finished:
+            state.queue.put(output)
+            return
+        chars += len(output.outputs[0].text)
+        if chars != step.chars:
+            raise ValueError(f"the stream has {step.chars} characters so far, but its token ids make {chars} here")
+        journal.replay.append(output)
+
+
+def _rest_of(request: Any, ids: list[int]) -> Any:
+    """``request`` for the engine core, after ``ids`` of its answer."""
+    rest = copy.copy(request)
+    rest.prompt_token_ids = [*request.prompt_token_ids, *ids]
+    params = rest.sampling_params = request.sampling_params.clone()
+    params.max_tokens -= len(ids)
+    params.min_tokens = max(0, params.min_tokens - len(ids))
+    return rest
 
 
 def _refused(error: Exception) -> tuple[int, bytes]:

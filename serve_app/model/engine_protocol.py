@@ -17,10 +17,14 @@ class Engine(Protocol):
 
     @property
     def asgi(self) -> ASGIApp:
-        """The engine's OpenAI-compatible app; valid after ``start``."""
+        """The engine's OpenAI-compatible app; valid after ``start``. It keeps the journal of ``JOURNAL``."""
 
     async def check_health(self) -> None:
         """Raise when the engine is dead."""
+
+    async def ping(self) -> None:
+        """Return once the engine itself has answered, however busy: between two of its steps. Raises where it is
+        dead; waits for ever where it stands still."""
 
     def report(self) -> dict[str, Any]:
         """Counters for tests and status pages."""

@@ -8,15 +8,18 @@ and the request's own ``fake`` object say::
 Keys of ``fake``: ``status`` (answer this HTTP status at once), ``fail`` (raise after so many tokens, as an engine
 error in the stream), ``hang`` (stop sending after so many tokens, for ever), ``die`` (SIGKILL this process after so
 many tokens), ``interval_s`` and ``first_token_s`` (override the script's). Answers are deterministic: token ``i`` is
-``"t<i> "``, and usage counts prompt words.
+``"t<i> "``, and usage counts prompt words. ``fail``, ``hang`` and ``die`` happen where the answer began: not again
+where its stream is continued.
 """
 
 import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from serve_app import errors
@@ -24,6 +27,7 @@ from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, read_body,
 from serve_app.config import FakeScript
 from serve_app.lease import EngineFacts
 from serve_app.model.engine_protocol import ASKED_MODEL
+from serve_app.model.journal import JOURNAL, Journal
 
 _PATHS = {
     "generate": (
@@ -38,6 +42,74 @@ _PATHS = {
     "transcription": ("/v1/audio/transcriptions",),
 }
 _COMMON = ("/tokenize", "/detokenize")
+_JOURNALED = _PATHS["generate"][:2]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One token. ``finished``: the answer's last."""
+
+    token: int
+    finished: bool
+
+    @property
+    def text(self) -> str:
+        return f"t{self.token} "
+
+
+class ScriptedFailure(Exception):
+    """The engine failed this request, as its script said."""
+
+
+class EngineProcess:
+    """A child process that the tokens depend on, as vLLM's do. It echoes a byte every few milliseconds (``cat``):
+    stopped, no token is made; killed, this process ends too.
+    """
+
+    TICK_S = 0.02
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._clock: asyncio.Task[None] | None = None
+        self._running = asyncio.Event()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        pipe = asyncio.subprocess.PIPE
+        # It ends with this process: its standard input closes.
+        self._process = await asyncio.create_subprocess_exec("cat", stdin=pipe, stdout=pipe)
+        self._clock = asyncio.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while True:
+                process.stdin.write(b".")
+                echo = asyncio.create_task(process.stdout.read(1))
+                if not (await asyncio.wait([echo], timeout=5 * self.TICK_S))[0]:
+                    self._running.clear()
+                if not await echo:
+                    break
+                self._running.set()
+                await asyncio.sleep(self.TICK_S)
+        os._exit(1)
+
+    async def step(self) -> None:
+        """Wait until the engine runs."""
+        await self._running.wait()
+
+    def stop(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
 
 
 class FakeEngine:
@@ -47,12 +119,16 @@ class FakeEngine:
         self._running = 0
         self._finished = 0
         self._aborted = 0
+        self._resumed = 0
         self._dead = False
+        self._process = EngineProcess() if script.process else None
 
     async def start(self) -> EngineFacts:
         await asyncio.sleep(self._script.start_s)
         if self._script.fail_start is not None:
             raise RuntimeError(self._script.fail_start)
+        if self._process is not None:
+            await self._process.start()
         paths = [path for task in self._script.tasks for path in _PATHS[task]]
         return EngineFacts(tasks=tuple(self._script.tasks), paths=frozenset((*paths, *_COMMON)), max_model_len=4096)
 
@@ -64,16 +140,24 @@ class FakeEngine:
         if self._dead:
             raise RuntimeError("the fake engine is dead")
 
+    async def ping(self) -> None:
+        if self._process is not None:
+            await self._process.step()
+
     def report(self) -> dict[str, Any]:
         return {
             "running": self._running,
             "finished": self._finished,
             "aborted": self._aborted,
+            "resumed": self._resumed,
             "pid": os.getpid(),
+            "engine_pid": self._process.pid if self._process else None,
         }
 
     def shutdown(self) -> None:
         self._dead = True
+        if self._process is not None:
+            self._process.stop()
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -105,14 +189,23 @@ class FakeEngine:
             error = errors.Relayed(int(fake["status"]), "the script says so")
             await _json(send, error.status, errors.body(error))
             return
+        # As vLLM does it: the answer's id is the request's.
+        answer_id = "fake-" + dict(scope["headers"]).get(b"x-request-id", b"1").decode("latin-1")
         with suppress(ClientLeft), self._counted():
             async with while_client_stays(receive):
-                await self._work(scope["path"], request, fake, send)
+                await self._work(scope["path"], answer_id, request, fake, send)
 
-    async def _work(self, path: str, request: dict[str, Any], fake: dict[str, Any], send: Send) -> None:
+    async def _work(self, path: str, answer_id: str, request: dict[str, Any], fake: dict[str, Any], send: Send) -> None:
         model = ASKED_MODEL.get() or self._name
-        if path in _PATHS["generate"][:2]:
-            await self._generate(path, model, request, fake, send)
+        if path in _JOURNALED:
+            chat = path.endswith("chat/completions")
+            what = "chat.completion" if chat else "text_completion"
+            head = {"id": answer_id, "object": what, "created": int(time.time()), "model": model}
+            outputs = self._outputs(request, fake)
+            if request.get("stream"):
+                await self._stream(head, chat, request, outputs, send)
+            else:
+                await self._whole(head, chat, request, outputs, send)
             return
         await asyncio.sleep(fake.get("first_token_s", self._script.first_token_s))
         if path == "/v1/embeddings":
@@ -124,53 +217,77 @@ class FakeEngine:
             answer = {"object": path.rsplit("/", 1)[-1], "model": model, "received": sorted(request)}
         await _json(send, 200, json.dumps(answer).encode())
 
-    async def _generate(self, path: str, model: str, request: dict[str, Any], fake: dict[str, Any], send: Send) -> None:
-        count = request.get("max_tokens") or request.get("max_completion_tokens") or self._script.tokens
-        chat = path.endswith("chat/completions")
-        head = {"id": "fake-1", "object": "chat.completion" if chat else "text_completion", "model": model}
-        if request.get("stream"):
-            await _start(send, 200, b"text/event-stream")
-            async for token in self._tokens(int(count), fake):
-                if token is None:
-                    await _chunk(send, errors.sse_event(errors.UpstreamBroken("the fake engine failed")))
-                    break
-                choice: dict[str, Any] = {"index": 0, "finish_reason": None}
-                choice |= {"delta": {"content": token}} if chat else {"text": token}
-                event = json.dumps(head | {"choices": [choice]}, separators=(",", ":"))
-                await _chunk(send, f"data: {event}\n\n".encode())
-            else:
-                if (request.get("stream_options") or {}).get("include_usage"):
-                    usage = json.dumps(head | {"choices": [], "usage": _usage(request, int(count))})
-                    await _chunk(send, f"data: {usage}\n\n".encode())
-                await _chunk(send, b"data: [DONE]\n\n")
-            await send({"type": "http.response.body", "body": b""})
-            return
-        text = ""
-        async for token in self._tokens(int(count), fake):
-            if token is None:
-                error = errors.UpstreamBroken("the fake engine failed")
-                await _json(send, 500, errors.body(error))
-                return
-            text += token
-        choice = {"index": 0, "finish_reason": "stop"}
-        choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        await _json(send, 200, json.dumps(head | {"choices": [choice], "usage": _usage(request, int(count))}).encode())
+    async def _stream(
+        self, head: dict[str, Any], chat: bool, request: dict[str, Any], outputs: AsyncIterator[Output], send: Send
+    ) -> None:
+        def event(delta: dict[str, Any], finish: str | None = None) -> bytes:
+            choice = {"index": 0, **({"delta": delta} if chat else delta), "finish_reason": finish}
+            return f"data: {json.dumps(head | {'choices': [choice]}, separators=(',', ':'))}\n\n".encode()
 
-    async def _tokens(self, count: int, fake: dict[str, Any]) -> AsyncIterator[str | None]:
-        """``count`` tokens at the scripted pace; None: the engine failed here."""
+        if chat:
+            head["object"] = "chat.completion.chunk"
+        await _start(send, 200, b"text/event-stream")
+        count = 0
+        try:
+            async for output in outputs:
+                if chat and not count:
+                    await _chunk(send, event({"role": "assistant", "content": ""}))
+                count += 1
+                finish = "length" if output.finished else None
+                await _chunk(send, event({"content" if chat else "text": output.text}, finish))
+        except ScriptedFailure:
+            await _chunk(send, errors.sse_event(errors.UpstreamBroken("the fake engine failed")))
+        else:
+            if (request.get("stream_options") or {}).get("include_usage"):
+                usage = json.dumps(head | {"choices": [], "usage": _usage(request, count)}, separators=(",", ":"))
+                await _chunk(send, f"data: {usage}\n\n".encode())
+            await _chunk(send, b"data: [DONE]\n\n")
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _whole(
+        self, head: dict[str, Any], chat: bool, request: dict[str, Any], outputs: AsyncIterator[Output], send: Send
+    ) -> None:
+        try:
+            texts = [output.text async for output in outputs]
+        except ScriptedFailure:
+            await _json(send, 500, errors.body(errors.UpstreamBroken("the fake engine failed")))
+            return
+        text = "".join(texts)
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
+        choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        await _json(send, 200, json.dumps(head | {"choices": [choice], "usage": _usage(request, len(texts))}).encode())
+
+    async def _outputs(self, request: dict[str, Any], fake: dict[str, Any]) -> AsyncIterator[Output]:
+        """The answer's tokens at the scripted pace, those made elsewhere first."""
+        count = int(request.get("max_tokens") or request.get("max_completion_tokens") or self._script.tokens)
+        journal = JOURNAL.get() or Journal((), _nowhere)
+        self._resumed += journal.replaying
+        for token in journal.ids:
+            yield Output(token, finished=token + 1 == count)
+        journal.replaying = False
         interval = fake.get("interval_s", self._script.token_interval_s)
+        first = len(journal.ids)
+        faults = {} if first else fake
         await asyncio.sleep(fake.get("first_token_s", self._script.first_token_s))
-        for i in range(count):
-            if fake.get("fail") == i:
-                yield None
-                return
-            if fake.get("hang") == i:
+        for token in range(first, count):
+            if faults.get("fail") == token:
+                raise ScriptedFailure
+            if faults.get("hang") == token:
                 await asyncio.Event().wait()
-            if fake.get("die") == i:
+            if faults.get("die") == token:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if i and interval:
+            if token > first and interval:
                 await asyncio.sleep(interval)
-            yield f"t{i} "
+            if self._process is not None:
+                await self._process.step()
+            output = Output(token, finished=token + 1 == count)
+            journal.note((token,), output.text, output.finished)
+            yield output
+            await journal.flush()
+
+
+async def _nowhere(_message: Any) -> None:
+    """Where no journal is kept."""
 
 
 def _prompt_tokens(request: dict[str, Any]) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from serve_app import errors
 from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send, respond
-from serve_app.lease import ASKED_MODEL_HEADER, LEASE_HEADER, REFUSED_HEADER
+from serve_app.lease import ALIVE_PATH, ASKED_MODEL_HEADER, LEASE_HEADER, REFUSED_HEADER
 from serve_app.model.engine_protocol import ASKED_MODEL
 
 
@@ -54,6 +54,9 @@ class LeaseGate:
             elif name == ASKED_MODEL_HEADER:
                 asked = value
         lease = self._leases.get(token.decode("latin-1"))
+        if lease is not None and scope.get("path") == ALIVE_PATH:
+            await respond(send, 204, (), b"")
+            return
         if scope["type"] != "http" or lease is None or lease.busy:
             if scope["type"] == "http":
                 await _refuse(send, "unknown" if lease is None else "busy")
