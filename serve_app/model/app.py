@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, ModelArgs
@@ -87,6 +88,7 @@ class Card:
     health_check_period_s=5,
     health_check_timeout_s=30,
     graceful_shutdown_wait_loop_s=0.5,
+    request_router_config=RequestRouterConfig(request_router_class="serve_app.router:ModelRouter"),
     logging_config=QUIET,
 )
 class Model:
