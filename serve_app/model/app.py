@@ -18,6 +18,7 @@ import psutil
 import ray
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, ModelArgs, RequestLimits
@@ -97,6 +98,7 @@ class Card:
     graceful_shutdown_wait_loop_s=0.5,
     # For what cannot move to another replica; everything else leaves after `limits.grace_s`.
     graceful_shutdown_timeout_s=60,
+    request_router_config=RequestRouterConfig(request_router_class="serve_app.router:ModelRouter"),
     logging_config=QUIET,
 )
 class Model:

@@ -1,8 +1,10 @@
-"""A Serve application of the tests' own: what one replica of a model reports, over HTTP.
+"""A Serve application of the tests' own: what one replica of a model reports, and what a caller of the model is told
+of its replicas, over HTTP.
 
 A process can join only one Ray in its life, and the tests use several; so they join none.
 """
 
+import time
 from typing import Any
 
 from fastapi import FastAPI
@@ -10,6 +12,7 @@ from ray import serve
 from ray.serve import Application
 
 from serve_app.config import MODEL_DEPLOYMENT
+from serve_app.replica_watch import WATCH
 
 api = FastAPI()
 
@@ -17,6 +20,21 @@ api = FastAPI()
 @serve.deployment(name="Probe", max_ongoing_requests=100, ray_actor_options={"num_cpus": 0})
 @serve.ingress(api)
 class Probe:
+    def __init__(self) -> None:
+        self._heard: dict[str, list[tuple[float, list[str]]]] = {}
+        self._handles: dict[str, Any] = {}
+
+    @api.get("/{model}/running")
+    async def running(self, model: str) -> Any:
+        """Every set of running replicas since the first question, each with the time (Unix, s) at which it came."""
+        if model not in self._handles:
+            heard = self._heard.setdefault(model, [])
+            WATCH.subscribe(model, lambda ids: heard.append((time.time(), sorted(ids))))
+            self._handles[model] = serve.get_deployment_handle(MODEL_DEPLOYMENT, model)
+            await self._handles[model].report.remote()  # the first call makes the router
+            heard.insert(0, (time.time(), sorted(WATCH.running(model) or ())))
+        return self._heard[model]
+
     @api.get("/{model}")
     async def report(self, model: str) -> Any:
         return await serve.get_deployment_handle(MODEL_DEPLOYMENT, model).report.remote()
