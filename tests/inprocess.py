@@ -5,6 +5,7 @@ Only Serve is played: ``LeaseStream`` stands for its streaming call. What must b
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -221,7 +222,7 @@ class FakeDirectory:
 
 @dataclass
 class Yard:
-    """A running gateway: ``client`` talks to it, ``models`` are its insides."""
+    """A running gateway: ``client`` talks to it, ``models`` are its insides, ``counted`` its metrics."""
 
     client: httpx.AsyncClient
     models: dict[str, FakeModel]
@@ -229,6 +230,7 @@ class Yard:
     relay: Relay
     app: GatewayApp
     port: int
+    counted: Counter[tuple[str, ...]]
 
     async def quiet(self) -> None:
         """Wait (5 s at most) until no request runs anywhere and every lease was given back."""
@@ -260,7 +262,8 @@ async def yard(*models: FakeModel) -> AsyncIterator[Yard]:
         for replica in fake.replicas:
             await replica.start()
     directory = FakeDirectory(list(models))
-    relay = Relay(directory)  # type: ignore[arg-type]
+    counted: Counter[tuple[str, ...]] = Counter()
+    relay = Relay(directory, lambda metric, *labels: counted.update([(metric.name, *labels)]))  # type: ignore[arg-type]
     app = GatewayApp(directory, relay)  # type: ignore[arg-type]
     gateway = HttpServer(app, HOST)
     await gateway.start()
@@ -268,7 +271,7 @@ async def yard(*models: FakeModel) -> AsyncIterator[Yard]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=base, timeout=20, trust_env=False, limits=limits) as client:
         try:
-            yield Yard(client, directory.models, directory, relay, app, gateway.port)
+            yield Yard(client, directory.models, directory, relay, app, gateway.port, counted)
         finally:
             await directory.close()
             await gateway.stop()

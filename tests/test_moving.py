@@ -133,6 +133,7 @@ async def test_a_stream_may_break_again_and_again() -> None:
     async with yard(pair(replicas=4, attempts=4)) as y:
         breaks = {point: lambda: lose(y) for point in (3, 6, 9)}
         assert_whole(await Stream(y, streamed(CHAT), CHAT).read(breaks))
+        assert y.counted == {("modelyard_moves_total", "chat", "stream", "broken"): 3}
     async with yard(pair(replicas=4, attempts=3)) as y:
         last = events(await Stream(y, streamed(CHAT), CHAT).read(breaks))[-1]
         assert last["error"]["code"] == "model_unavailable"
@@ -144,6 +145,7 @@ async def test_what_cannot_be_continued_ends_in_one_error_event() -> None:
     async with yard(pair()) as y:
         seen = events(await Stream(y, streamed(CHAT, n=2), CHAT).read({5: lambda: lose(y)}))
         assert [("error" in event) for event in seen] == [False] * (len(seen) - 1) + [True]
+        assert y.counted == {("modelyard_broken_streams_total", "chat"): 1}
         assert "several answers in one stream" in seen[-1]["error"]["message"]
         await y.quiet()
 
@@ -246,6 +248,8 @@ async def test_a_leaving_replica_hands_over_what_takes_longer(stream: bool) -> N
             assert not asked.done()
             await asyncio.sleep(0.01)
         answer = await asked
+        moved = "stream" if stream else "request"
+        assert y.counted == {("modelyard_moves_total", "chat", moved, "leaving"): 1}
         if stream:
             assert_whole(answer.text)
         else:

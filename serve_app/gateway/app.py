@@ -1,7 +1,7 @@
 """Wiring of the gateway: its Serve deployment, its FastAPI app (docs, models, health) and the relay beside it."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from ray import serve
 from ray.serve import Application
+from ray.util import metrics
 from starlette.exceptions import HTTPException
 
 from serve_app import __version__, errors, ray_env
@@ -20,6 +21,7 @@ from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.relay import Relay
 from serve_app.gateway.routes import BY_PATH, RELAYED, protocol_of
+from serve_app.signals import BROKEN_STREAMS, MOVES, Metric
 
 logger = logging.getLogger("ray.serve")
 
@@ -40,7 +42,7 @@ logger = logging.getLogger("ray.serve")
 class Gateway:
     async def __init__(self) -> None:  # type: ignore[misc]
         self._directory = Directory(lambda: self._relay.settings)
-        self._relay = Relay(self._directory)
+        self._relay = Relay(self._directory, counters(MOVES, BROKEN_STREAMS))
         if names := ray_env.missing():
             logger.warning(
                 f"Not set when Ray started: {', '.join(names)}. Everything works, more slowly and with less cleaning "
@@ -53,6 +55,16 @@ class Gateway:
 
     async def __serve_build_asgi_app__(self) -> Any:
         return GatewayApp(self._directory, self._relay)
+
+
+def counters(*counted: Metric) -> Callable[..., None]:
+    """``count(metric, *labels)`` in Ray's metrics."""
+    made = {metric: metrics.Counter(metric.name, metric.description, metric.labels) for metric in counted}
+
+    def count(metric: Metric, *labels: str) -> None:
+        made[metric].inc(tags=dict(zip(metric.labels, labels, strict=True)))
+
+    return count
 
 
 class GatewayApp:

@@ -34,6 +34,7 @@ from serve_app.lease import (
     REFUSED_HEADER,
     RESUME_HEADER,
 )
+from serve_app.signals import BROKEN_STREAMS, MOVES
 
 logger = logging.getLogger("ray.serve")
 
@@ -53,14 +54,16 @@ MAX_ERROR_BYTES = 256 * 1024
 
 
 Read = Callable[[], Awaitable[bytes]]
+Count = Callable[..., None]
 
 
 class Relay:
-    """``count_move(model, what, why)`` is called whenever another replica has to go on with a request."""
+    """``count(metric, *labels)`` is told of every request that another replica goes on with, and of every stream that
+    none can."""
 
-    def __init__(self, directory: Directory, count_move: Callable[[str, str, str], None] = lambda *_: None) -> None:
+    def __init__(self, directory: Directory, count: Count) -> None:
         self._directory = directory
-        self.count_move = count_move
+        self._count = count
         self.settings = GatewaySettings()
 
     async def __call__(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,6 +121,7 @@ class Relay:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limits.wait_s
         request = Request(asked, path, headers, body)
+        answer.request_id = request.id
         successor: Lease | None = None
         lost = 0
         while True:
@@ -133,6 +137,7 @@ class Relay:
                     await answer.end()
                     return
                 if answer.started and (why := request.why_not(answer)) is not None:
+                    self._count(BROKEN_STREAMS, model.name)
                     raise errors.UpstreamBroken(
                         f"The model's replica went away in the middle of the answer, which cannot be continued: {why}."
                     ) from broken
@@ -143,12 +148,14 @@ class Relay:
                     lost += 1
                     pool.suspect(lease.grant.replica)
                 if lost >= limits.attempts:
+                    if answer.started:
+                        self._count(BROKEN_STREAMS, model.name)
                     raise errors.Unavailable(
                         f"The replicas of {model.name} went away {lost} times under this request.",
                         retry_after_s=model.card.start_s or 5,
                     ) from broken
                 answer.moves += 1
-                self.count_move(model.name, "stream" if answer.started else "request", type(broken).__name__)
+                self._count(MOVES, model.name, "stream" if answer.started else "request", broken.why)
                 if answer.started:
                     deadline = loop.time() + limits.wait_s
             finally:
@@ -260,6 +267,7 @@ class Answer:
         self.records: list[bytes] = []
         self.generation = b""
         self.moves = 0
+        self.request_id = b""
         self._events = False
         self._first = self._last = b""
 
@@ -334,6 +342,7 @@ class Answer:
 
     def _headers(self, head: Head) -> list[tuple[bytes, bytes]]:
         headers = [(k, v) for k, v in head.headers if k in _RETURNED]
+        headers.append((b"x-request-id", self.request_id))
         if self.moves:
             headers.append((MOVES_HEADER, str(self.moves).encode()))
         return headers

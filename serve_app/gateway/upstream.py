@@ -15,15 +15,21 @@ HIGH_WATER = 256 * 1024
 
 
 class ConnectionBroken(Exception):
-    """The connection ended, or spoke no HTTP, before the response was complete."""
+    """The connection ended, or spoke no HTTP, before the response was complete. ``why``: one word for metrics."""
+
+    why = "broken"
 
 
 class Silent(ConnectionBroken):
     """The replica, or this one answer of it, has shown no sign of life for too long."""
 
+    why = "silent"
+
 
 class Leaving(ConnectionBroken):
     """The replica is leaving and another one is ready to go on: nothing is wrong with it."""
+
+    why = "leaving"
 
 
 @dataclass(slots=True)

@@ -88,7 +88,7 @@ class EngineProcess:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(BrokenPipeError, ConnectionResetError):
+        with suppress(Exception):  # event loops differ in what they raise for a pipe whose reader is gone
             while True:
                 process.stdin.write(b".")
                 echo = asyncio.create_task(process.stdout.read(1))
