@@ -102,8 +102,8 @@ class Card:
     # The queue is the gateways' own: what they hold they can order, count and refuse.
     max_queued_requests=-1,
     health_check_period_s=HEALTH_CHECK_PERIOD_S,
-    # Serve replaces a replica after three checks in a row that failed or took longer, so one that is frozen for half a
-    # minute; a busy one answers between two requests, well before that.
+    # Serve replaces a replica after three checks in a row that failed or took longer: one that is frozen for half a
+    # minute goes, one that stalls for twenty seconds under load stays.
     health_check_timeout_s=10,
     graceful_shutdown_wait_loop_s=0.5,
     logging_config=QUIET,
