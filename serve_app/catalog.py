@@ -19,19 +19,23 @@ class State(StrEnum):
 class AppSnapshot:
     """One model application as Serve sees it, in plain words.
 
-    ``failed``: Serve has given up deploying it. ``wanted``: replicas exist or are being made.
+    ``running``: replicas that answer; None where Serve does not say, as while it builds a changed application.
+    ``failed``: Serve has given up deploying it. ``wanted``: replicas exist or are being made. ``updating``: Serve is
+    replacing its replicas, or has given that up.
     """
 
     name: str
-    running: int
+    running: int | None
     wanted: bool
     failed: bool
     message: str = ""
+    updating: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that this gateway knows. ``reason``: why it is not ready, one line, empty when it is."""
+    """A model that this gateway knows. ``reason``: why it is not ready, or what goes wrong although it is; one line,
+    empty where all is well."""
 
     name: str
     state: State
@@ -59,14 +63,24 @@ class Catalog:
 
 def model_of(app: AppSnapshot, card: CardView) -> Model:
     """What a person should read of one application."""
-    if app.running > 0:
-        return Model(app.name, State.READY, "", app.running, card)
+    running = card.alive if app.running is None else app.running
+    if running > 0:
+        return Model(app.name, State.READY, _trouble(app, card), running, card)
     if app.failed:
         return Model(app.name, State.FAILED, card.error or app.message or "the deployment failed", 0, card)
     if not app.wanted:
         return Model(app.name, State.ASLEEP, "scaled to zero; a request wakes it", 0, card)
     reason = f"last start failed: {card.error}" if card.error else app.message or "starting"
     return Model(app.name, State.STARTING, reason, 0, card)
+
+
+def _trouble(app: AppSnapshot, card: CardView) -> str:
+    """What goes wrong beside the replicas that answer."""
+    if card.error:
+        return f"{'the new version' if app.updating else 'a further replica'} cannot start: {card.error}"
+    if app.updating and app.message:
+        return f"{'the new version cannot start' if app.failed else 'not every replica runs yet'}: {app.message}"
+    return ""
 
 
 def build(models: Iterable[Model], before: Catalog) -> Catalog:

@@ -1,5 +1,6 @@
 """The command ``modelyard``. What a person types; the work is in the modules it calls."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,24 @@ def stop() -> None:
         local_serve.stop(console)
     except (local_cluster.LocalClusterError, OSError) as error:
         _fail(str(error))
+
+
+@app.command()
+def status(
+    url: Annotated[str, typer.Option(help="The endpoint's address.")] = "http://127.0.0.1:8000",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the endpoint's own JSON.")] = False,
+) -> None:
+    """Print every model of a running endpoint: its state and why, replicas, usual start and ids."""
+    from serve_app import status
+
+    try:
+        answer = status.read(url)
+    except status.StatusError as error:
+        _fail(str(error))
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+    else:
+        status.show(answer, console)
 
 
 def _check(file: Path) -> None:

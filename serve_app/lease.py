@@ -49,9 +49,14 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class StartReport:
-    """What a replica tells its card of its start: done (``facts`` and ``seconds``) or failed (``error``: one line)."""
+    """What a replica tells its card of its start: done (``facts`` and ``seconds``) or failed (``error``: one line).
+
+    ``at``: when the start began, Unix time in seconds by the clock of the replica's node. It tells an older start from
+    a newer one, which is as right as the nodes' clocks agree.
+    """
 
     replica: str
+    at: float
     facts: EngineFacts | None = None
     seconds: float | None = None
     error: str | None = None
@@ -62,7 +67,8 @@ class CardView:
     """What gateways know of one model beyond Serve's own status.
 
     ``start_s``: the usual time of a start in seconds, measured on this model's own replicas; None before the first.
-    ``facts`` survive the last replica, so that a sleeping model is still described.
+    ``facts`` survive the last replica, so that a sleeping model is still described. ``error``: why the newest start
+    failed, one line; None where it succeeded or is not over. ``alive``: replicas that were heard of lately.
     """
 
     also_known_as: tuple[str, ...] = ()
@@ -70,4 +76,5 @@ class CardView:
     facts: EngineFacts | None = None
     start_s: float | None = None
     error: str | None = None
+    alive: int = 0
     created: int = 0

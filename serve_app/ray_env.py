@@ -35,6 +35,12 @@ SETTINGS = (
         "true",
         "When a replica dies, Ray ends the processes that it had started too: an engine left behind keeps its memory.",
     ),
+    Setting(
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS",
+        "1",
+        "A frozen replica is ended at once, so that its GPUs are free for the next one. Serve would first give it the "
+        "whole time that streams have to finish.",
+    ),
 )
 
 # Not read by the cluster, but by the commands of the shell that talk to it.

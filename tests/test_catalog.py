@@ -53,6 +53,8 @@ def test_an_id_is_free_again_when_its_holder_is_gone() -> None:
     [
         (AppSnapshot("m", running=2, wanted=True, failed=False), CardView(), State.READY),
         (AppSnapshot("m", running=1, wanted=True, failed=True), CardView(), State.READY),
+        (AppSnapshot("m", running=None, wanted=True, failed=True), CardView(alive=1), State.READY),
+        (AppSnapshot("m", running=None, wanted=True, failed=True), CardView(), State.FAILED),
         (AppSnapshot("m", running=0, wanted=True, failed=False), CardView(), State.STARTING),
         (AppSnapshot("m", running=0, wanted=False, failed=False), CardView(), State.ASLEEP),
         (AppSnapshot("m", running=0, wanted=True, failed=True), CardView(error="no such file"), State.FAILED),
@@ -68,3 +70,26 @@ def test_a_failure_says_why() -> None:
     app = AppSnapshot("m", running=0, wanted=True, failed=True, message="The deployment failed to start 3 times.")
     assert catalog.model_of(app, CardView(error="no such file")).reason == "no such file"
     assert "3 times" in catalog.model_of(app, CardView()).reason
+
+
+@pytest.mark.parametrize(
+    ("app", "card", "reason"),
+    [
+        (AppSnapshot("m", 1, wanted=True, failed=False), CardView(), ""),
+        (
+            AppSnapshot("m", 1, wanted=True, failed=False, message="busy", updating=True),
+            CardView(),
+            "not every replica",
+        ),
+        (AppSnapshot("m", 1, wanted=True, failed=False, updating=True), CardView(error="no file"), "the new version"),
+        (AppSnapshot("m", 1, wanted=True, failed=False), CardView(error="no file"), "a further replica cannot start"),
+        (AppSnapshot("m", 1, wanted=True, failed=True, message="no", updating=True), CardView(), "the new version"),
+    ],
+)
+def test_a_ready_model_says_what_goes_wrong_beside_it(app: AppSnapshot, card: CardView, reason: str) -> None:
+    """Old replicas that answer do not hide that their successors cannot; where all is well there is nothing to say."""
+    told = catalog.model_of(app, card)
+    assert (told.state, told.replicas) == (State.READY, 1)
+    assert told.reason.startswith(reason)
+    assert bool(told.reason) == bool(reason)
+    assert told.reason.endswith(card.error or app.message)

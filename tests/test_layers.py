@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "serve_app"
 
 # Decisions. They get the clock and the cluster's state as arguments.
-PURE = ("config", "errors", "catalog", "routing", "scaling", "planning", "admission", "resume")
+PURE = ("config", "errors", "catalog", "routing", "scaling", "planning", "admission", "resume", "placement", "rollout")
 KNOWS_TOO_MUCH = ("ray", "vllm", "starlette", "fastapi", "asyncio", "time")
 KNOWS_VLLM = {"serve_app.model.engine", "serve_app.model.engine_args"}
 

@@ -6,7 +6,9 @@ Serve stays the source of truth; this keeps the last picture of it (``catalog``)
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
@@ -25,6 +27,8 @@ logger = logging.getLogger("ray.serve")
 CARD_TIMEOUT_S = 2.0
 # A settled model's card is asked again only every so many rounds: a thousand models stay cheap.
 SETTLED_ROUNDS = 3
+# The line of a traceback that names the exception.
+_RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ", re.MULTILINE)
 
 
 class Directory:
@@ -121,13 +125,13 @@ class Directory:
         return before is None or before[0] != app or not app.running or self._round % SETTLED_ROUNDS == 0
 
     async def _ask_card(self, name: str) -> CardView:
-        """The model's card, or the last one that it gave."""
+        """The model's card, or the last one that it gave. A card that is new itself has not heard of any start yet."""
+        last = self._last[name][1] if name in self._last else CardView()
         try:
             card: CardView = await asyncio.wait_for(self._cards[name].card.remote(), CARD_TIMEOUT_S)
         except Exception:
-            last = self._last.get(name)
-            return last[1] if last else CardView()
-        return card
+            return last
+        return card if card.facts else replace(card, facts=last.facts, start_s=card.start_s or last.start_s)
 
 
 def snapshot_of(name: str, app: ApplicationStatusOverview) -> AppSnapshot | None:
@@ -136,8 +140,8 @@ def snapshot_of(name: str, app: ApplicationStatusOverview) -> AppSnapshot | None
         return None
     failed = app.status == ApplicationStatus.DEPLOY_FAILED
     if not app.deployments:
-        # Serve does not know what is in it: not built yet, or it could not be built, which people must see.
-        return AppSnapshot(name, 0, wanted=True, failed=True, message=first_line(app.message)) if failed else None
+        # Serve does not say what is in it while it builds it anew, nor where it could not. What ran before runs on.
+        return AppSnapshot(name, None, wanted=True, failed=failed, message=in_short(app.message), updating=True)
     model = app.deployments.get(MODEL_DEPLOYMENT)
     if model is None or CARD_DEPLOYMENT not in app.deployments:
         return None
@@ -147,11 +151,13 @@ def snapshot_of(name: str, app: ApplicationStatusOverview) -> AppSnapshot | None
         running=running,
         wanted=model.status != "HEALTHY" or bool(model.replica_states),
         failed=failed,
-        message=first_line(model.message or app.message),
+        message=in_short(model.message or app.message),
+        updating=failed or model.status == "UPDATING",
     )
 
 
-def first_line(message: str) -> str:
-    """Serve's messages hold tracebacks and addresses: what a client may read is the first line, cut short."""
-    line = message.strip().splitlines()[0] if message.strip() else ""
-    return line[:200]
+def in_short(message: str) -> str:
+    """One line of Serve's message for people to read, cut short: where it holds tracebacks, what was raised last."""
+    raised = list(_RAISED.finditer(message))
+    told = message[raised[-1].end() :] if raised else message.strip().partition("\n")[0]
+    return " ".join(told.split())[:200]

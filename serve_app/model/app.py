@@ -22,12 +22,14 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, ModelArgs, RequestLimits
-from serve_app.lease import CardView, EngineFacts, Grant, StartReport
+from serve_app.lease import CardView, Grant, StartReport
 from serve_app.model.engine_protocol import Engine
+from serve_app.model.free_resources import free_resources
 from serve_app.model.http_server import HttpServer
 from serve_app.model.journal import Journaled
 from serve_app.model.lease_gate import LeaseGate
 from serve_app.model.placement import placement
+from serve_app.model.rollout import NEW_FIRST, rollout
 from serve_app.resume import generation
 
 logger = logging.getLogger("ray.serve")
@@ -38,6 +40,9 @@ UNUSED_LEASE_S = 5.0
 STARTS_KEPT = 5
 # How often the engine is asked for a sign of life.
 PING_S = 1.0
+HEALTH_CHECK_PERIOD_S = 5.0
+# Replicas report to the card at each health check. Who misses three is not counted as alive.
+SILENT_S = 3 * HEALTH_CHECK_PERIOD_S
 
 
 # Gateways ask the card every few seconds, and leases are no requests of anybody's: the gateway has the access log.
@@ -49,6 +54,8 @@ QUIET = LoggingConfig(enable_access_log=False)
     num_replicas=1,
     max_ongoing_requests=1000,
     ray_actor_options={"num_cpus": 0},
+    # A card asks for nothing, so there is always room for the next one: no start goes unheard while a model is rolled.
+    max_surge_percent=NEW_FIRST,
     logging_config=QUIET,
 )
 class Card:
@@ -58,9 +65,10 @@ class Card:
         # Holding the handle is what makes `Model` part of this application.
         self._model = model
         self._settings = CardSettings()
-        self._facts: EngineFacts | None = None
-        self._error: str | None = None
+        self._newest = StartReport("", at=0.0)
+        self._described = StartReport("", at=0.0)  # the newest that succeeded
         self._start_s: dict[str, float] = {}  # by replica, newest last
+        self._heard: dict[str, float] = {}  # when each replica last said that it runs
         self._created = int(time.time())
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -70,22 +78,32 @@ class Card:
         return CardView(
             also_known_as=self._settings.also_known_as,
             limits=self._settings.limits,
-            facts=self._facts,
+            facts=self._described.facts,
             start_s=statistics.median(self._start_s.values()) if self._start_s else None,
-            error=self._error,
+            error=self._newest.error,
+            alive=len(self._lately()),
             created=self._created,
         )
 
     async def report(self, start: StartReport) -> RequestLimits:
-        """A replica says how its start went. Saying it again changes nothing. The limits are what it asks for."""
-        self._error = start.error
-        if start.facts is not None:
-            self._facts = start.facts
+        """A replica says how its start went. Saying it again changes nothing, and the newest start is what counts:
+        old replicas that still answer do not hide that their successors cannot start. The limits are what it asks for.
+        """
+        if start.at >= self._newest.at:
+            self._newest = start
+        if start.facts is not None and start.at >= self._described.at:
+            self._described = start
+        if start.error is None:
+            self._heard = self._lately() | {start.replica: time.monotonic()}
         if start.seconds is not None:
             self._start_s[start.replica] = start.seconds
             while len(self._start_s) > STARTS_KEPT:
                 del self._start_s[next(iter(self._start_s))]
         return self._settings.limits
+
+    def _lately(self) -> dict[str, float]:
+        since = time.monotonic() - SILENT_S
+        return {replica: at for replica, at in self._heard.items() if at > since}
 
 
 @serve.deployment(
@@ -93,8 +111,10 @@ class Card:
     num_replicas=1,
     # The queue is the gateways' own: what they hold they can order, count and refuse.
     max_queued_requests=-1,
-    health_check_period_s=5,
-    health_check_timeout_s=30,
+    health_check_period_s=HEALTH_CHECK_PERIOD_S,
+    # Serve replaces a replica after three checks in a row that failed or took longer: one that is frozen for half a
+    # minute goes, one that stalls for twenty seconds under load stays.
+    health_check_timeout_s=10,
     graceful_shutdown_wait_loop_s=0.5,
     # For what cannot move to another replica; everything else leaves after `limits.grace_s`.
     graceful_shutdown_timeout_s=60,
@@ -113,17 +133,17 @@ class Model:
         self._card = serve.get_deployment_handle(CARD_DEPLOYMENT, self._app_name)
         self._silence_s = RequestLimits().silence_s  # until the card says otherwise
         self._engine = build_engine(args, self._app_name)
-        started = time.monotonic()
+        started, at = time.monotonic(), time.time()
         try:
             facts = await self._engine.start()
         except Exception as error:
             self._engine.shutdown()
-            await self._tell_card(StartReport(self._replica, error=one_line(error)))
+            await self._tell_card(StartReport(self._replica, at, error=one_line(error)))
             raise
         self._gate = LeaseGate(Journaled(self._engine.asgi, generation(args)))
         self._server = HttpServer(self._gate, host=node_address())
         await self._server.start()
-        self._started = StartReport(self._replica, facts=facts, seconds=time.monotonic() - started)
+        self._started = StartReport(self._replica, at, facts=facts, seconds=time.monotonic() - started)
         await self._tell_card(self._started)
         self._watcher = asyncio.create_task(self._watch_engine())
 
@@ -215,11 +235,15 @@ def one_line(error: BaseException) -> str:
 def app(args: ModelArgs) -> Application:
     """Serve's application builder (``import_path: serve_app.model:app``)."""
     where = placement(args)
+    rolled = rollout(where, free_resources())
+    logger.info(rolled.why)
     model = Model.options(  # type: ignore[attr-defined]
         max_ongoing_requests=args.slots,
         ray_actor_options=where.actor_options,
         placement_group_bundles=where.bundles,
         placement_group_strategy=where.strategy,
+        # What a deployment file says of it wins: Serve puts its options over these.
+        max_surge_percent=rolled.max_surge_percent,
     )
     application: Application = Card.bind(model.bind(args))  # type: ignore[attr-defined]
     return application
