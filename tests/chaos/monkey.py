@@ -1,0 +1,218 @@
+"""The faults: what is killed, stopped, scaled and redeployed, in an order that a seed decides."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import psutil
+
+from serve_app.config import GATEWAY_DEPLOYMENT, MODEL_DEPLOYMENT
+from serve_app.ray_api import RayApiError
+from tests.chaos.processes import Seen, Stopped, engines
+from tests.serve.cluster import GATEWAY, Cluster, eventually
+
+KILL_REPLICA = "kill replica"
+KILL_ENGINE = "kill engine"
+STOP_REPLICA = "stop replica"
+STOP_ENGINE = "stop engine"
+KILL_GATEWAY = "kill gateway"
+SCALE = "scale to 1 and back"
+SCALE_DOWN = "scale to 1"
+SCALE_UP = "scale to all"
+REDEPLOY = "redeploy"
+ALL = (KILL_REPLICA, KILL_ENGINE, STOP_REPLICA, STOP_ENGINE, KILL_GATEWAY, SCALE, REDEPLOY)
+
+PAUSE_S = (2.0, 4.0)
+# Each takes the answers under way on it along: enough to see the others unharmed.
+GATEWAY_KILLS = 2
+# A stress, not an absence: nothing more is taken away while fewer replicas than this are well.
+WELL = 2
+LOOK_S = 0.25
+# How long the product has until it must have replaced everything that was stopped, and be whole again.
+WHOLE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``at``: when, on the clock of the clients' records."""
+
+    kind: str
+    at: float
+    what: str
+
+
+def schedule(random: Random, kinds: Sequence[str]) -> Iterator[str]:
+    """Endless rounds, each with every kind once in an order of its own; scaling down is followed by scaling up."""
+    gateway_kills = 0
+    while True:
+        for kind in random.sample(kinds, len(kinds)):
+            if kind == SCALE:
+                yield SCALE_DOWN
+                yield SCALE_UP
+            elif kind != KILL_GATEWAY or gateway_kills < GATEWAY_KILLS:
+                gateway_kills += kind == KILL_GATEWAY
+                yield kind
+
+
+class Monkey:
+    """``app``: the model's application with so many replicas, in its so-manieth version.
+
+    ``done``: every fault of the first round has been. One thread runs it.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        app: Callable[[int, int], dict[str, Any]],
+        replicas: int,
+        seed: int,
+        kinds: Sequence[str],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._cluster = cluster
+        self._app = app
+        self._name: str = app(replicas, 0)["name"]
+        self._replicas = replicas
+        self._random = Random(f"{seed}/faults")
+        self._kinds = kinds
+        self._tell = tell
+        self._version = 0
+        self._hit: set[str] = set()
+        self.seen = Seen()
+        self.stopped = Stopped()
+        self.faults: list[Fault] = []
+        self.trouble: list[str] = []
+        self.done = False
+
+    def run(self, enough: Callable[[], bool]) -> None:
+        """One fault after another until the first round is through and ``enough``."""
+        first_round = len(self._kinds) + (SCALE in self._kinds)
+        try:
+            for number, kind in enumerate(schedule(self._random, self._kinds)):
+                self.done = number >= first_round
+                if self.done and enough():
+                    break
+                self._wait(self._random.uniform(*PAUSE_S))
+                while not self._act(kind):
+                    self._look()
+        except Exception as error:
+            self.trouble.append(f"the faults ended early: {error!r}")
+        finally:
+            self.done = True
+
+    def settle(self) -> list[str]:
+        """Ask for all replicas and wait until they are well; the stopped processes that the product did not replace."""
+        self._deploy(self._replicas)
+        deadline = time.monotonic() + WHOLE_S
+        while self.stopped.left() and time.monotonic() < deadline:
+            self._look()
+            time.sleep(LOOK_S)
+        left = self.stopped.left()
+        self.stopped.kill()
+        try:
+            eventually("the model is whole again", self._whole, WHOLE_S)
+        except AssertionError as error:
+            self.trouble.append(str(error))
+        return left
+
+    def orphans(self, within_s: float = 15.0) -> tuple[str, ...]:
+        """Processes of former replicas that are still there after so long."""
+        deadline = time.monotonic() + within_s
+        while (found := self.seen.orphans(self._look())) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        return tuple(found.values())
+
+    def _act(self, kind: str) -> bool:
+        """False where the victim had ended by itself."""
+        try:
+            self._do(kind)
+        except psutil.NoSuchProcess:
+            return False
+        return True
+
+    def _do(self, kind: str) -> None:
+        victim = what = ""
+        if kind == KILL_GATEWAY:
+            pids = self._when("two gateways run", self._gateways)
+            victim, pid = self._random.choice(sorted(pids.items()))
+            process, what = psutil.Process(pid), f"gateway {victim}"
+        elif kind in (KILL_REPLICA, KILL_ENGINE, STOP_REPLICA, STOP_ENGINE):
+            pids = self._when(f"{WELL} replicas are well", self._well)
+            victim, pid = self._random.choice(sorted(pids.items()))
+            process, what = psutil.Process(pid), f"replica {victim}"
+            if kind in (KILL_ENGINE, STOP_ENGINE):
+                found = engines(pid)
+                if not found:
+                    self.trouble.append(f"{kind}: replica {victim} has no engine process of its own")
+                    return
+                process, what = self._random.choice(found), f"engine of {what}"
+            self._hit.add(victim)
+        elif kind == SCALE_DOWN:
+            self._when(f"{WELL} replicas are well", self._well)
+        # Noted first: what breaks by it breaks after it.
+        self._note(kind, what)
+        if kind in (STOP_REPLICA, STOP_ENGINE):
+            self.stopped.stop(process, f"{what}, process {process.pid}")
+        elif victim:
+            process.kill()
+        elif kind == SCALE_DOWN:
+            self._deploy(1)
+        else:
+            self._version += kind == REDEPLOY
+            self._deploy(self._replicas)
+
+    def _note(self, kind: str, what: str) -> None:
+        self.faults.append(Fault(kind, time.monotonic(), what))
+        self._tell(f"{kind}{': ' + what if what else ''}")
+
+    def _deploy(self, replicas: int) -> None:
+        self._cluster.deploy(self._app(replicas, self._version), wait=False)
+
+    def _when(self, what: str, pids: Callable[[], dict[str, int]]) -> dict[str, int]:
+        found: dict[str, int] = eventually(what, lambda: self._look() and pids(), WHOLE_S)
+        return found
+
+    def _well(self) -> dict[str, int]:
+        """The replicas that run and were left alone so far, where they are enough to spare one."""
+        running = self._running(self._name, MODEL_DEPLOYMENT)
+        well = {name: pid for name, pid in running.items() if name not in self._hit}
+        return well if len(well) >= WELL else {}
+
+    def _gateways(self) -> dict[str, int]:
+        running = self._running(GATEWAY, GATEWAY_DEPLOYMENT)
+        return running if len(running) >= WELL else {}
+
+    def _whole(self) -> bool:
+        self._look()
+        state = self._cluster.api.state().application(self._name)
+        running = self._running(self._name, MODEL_DEPLOYMENT)
+        return state is not None and state.status == "RUNNING" and len(running) == self._replicas
+
+    def _running(self, app: str, deployment: str) -> dict[str, int]:
+        try:
+            return self._cluster.pids(app, deployment)
+        except (RayApiError, KeyError):  # the dashboard is as short of CPU as everybody else
+            return {}
+
+    def _look(self) -> list[tuple[str, int]]:
+        """Remember every process that is a replica's now."""
+        try:
+            apps = self._cluster.details()
+        except RayApiError:
+            return []
+        found = [
+            (replica["replica_id"], replica["pid"])
+            for app, deployment in ((self._name, MODEL_DEPLOYMENT), (GATEWAY, GATEWAY_DEPLOYMENT))
+            for replica in apps[app]["deployments"].get(deployment, {}).get("replicas", ())
+            if replica.get("pid")
+        ]
+        self.seen.look(found)
+        return found
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._look()
+            time.sleep(LOOK_S)

@@ -1,0 +1,164 @@
+"""One run: a model of three replicas behind two gateways, clients, faults, and what came of it."""
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.table import Table
+
+from serve_app.config import GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH, MODEL_DEPLOYMENT
+from tests.chaos import judge
+from tests.chaos.judge import Aftermath, Kind, Tally
+from tests.chaos.load import Load
+from tests.chaos.monkey import ALL, KILL_GATEWAY, Monkey
+from tests.serve.cluster import GATEWAY, Cluster, eventually, fake_app
+
+MODEL = "chaos"
+REPLICAS = 3
+# The model's own bounds on silence and on handing over, which a Card's `limits` will hold.
+LIMITS: dict[str, Any] = {}
+# Serve's health checks: by default a stopped replica is found out after minutes.
+HEALTH = {"health_check_period_s": 1, "health_check_timeout_s": 3}
+PROGRESS_S = 5.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``requests``: at least so many, and more until every one of ``kinds`` of faults has been. ``limit_s``: a client
+    waits no longer for its answer."""
+
+    seed: int
+    requests: int
+    clients: int
+    kinds: Sequence[str] = ALL
+    limit_s: float = 120.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    plan: Plan
+    tally: Tally
+    after: Aftermath
+    injected: Counter[str]
+    seconds: float
+    load_average: float
+
+    @property
+    def faults(self) -> list[str]:
+        return judge.faults(self.tally, self.after)
+
+    def rows(self) -> list[tuple[str, str]]:
+        kinds = self.tally.kinds
+        share = self.tally.finished / self.tally.resumable if self.tally.resumable else 0.0
+        errors = [(f"  {why}", str(count)) for why, count in sorted(self.tally.errors.items())]
+        injected = [(f"  {kind}", str(count)) for kind, count in sorted(self.injected.items())]
+        return [
+            ("requests", str(sum(kinds.values()))),
+            ("answered", str(kinds[Kind.ANSWER])),
+            ("errors", str(kinds[Kind.ERROR])),
+            *errors,
+            ("clients that left early", str(kinds[Kind.ABORT])),
+            ("broken by a killed gateway", str(kinds[Kind.GATEWAY])),
+            ("hung", str(kinds[Kind.HUNG])),
+            ("silently cut", str(kinds[Kind.CUT])),
+            ("wrong text", str(kinds[Kind.WRONG])),
+            ("leaked counters", str(self.after.leaked)),
+            ("orphan processes", str(len(self.after.orphans))),
+            ("stopped and not replaced", str(len(self.after.not_replaced))),
+            ("resumable: finished", f"{self.tally.finished} of {self.tally.resumable} ({share:.1%})"),
+            ("faults", str(self.injected.total())),
+            *injected,
+            ("seconds", f"{self.seconds:.0f}"),
+        ]
+
+    def table(self) -> Table:
+        table = Table("chaos", f"seed {self.plan.seed}, {self.plan.clients} clients", title_justify="left")
+        for what, figure in self.rows():
+            table.add_row(what, figure)
+        return table
+
+    def save(self, folder: Path) -> Path:
+        """As JSON, beside the other runs."""
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"chaos-seed{self.plan.seed}-{time.strftime('%Y-%m-%dT%H%M')}.json"
+        figures = {"cpus": os.cpu_count(), **asdict(self), "faults": self.faults}
+        file.write_text(json.dumps(figures, indent=1) + "\n")
+        return file
+
+
+def chaos(cluster: Cluster, plan: Plan, tell: Callable[[str], None]) -> Outcome:
+    """Deploy, load and hurt, wait until all is quiet, judge."""
+    cluster.deploy(gateways(), model(REPLICAS, 0))
+    eventually("all gateways run", lambda: len(cluster.gateway_pids()) == 2)
+    monkey = Monkey(cluster, model, REPLICAS, plan.seed, plan.kinds, tell)
+    load = Load(cluster.http_port, MODEL, plan.seed, clients=plan.clients, at_least=plan.requests, limit_s=plan.limit_s)
+    started = time.monotonic()
+    try:
+        uvloop.run(_both(load, monkey, tell))
+        seconds = time.monotonic() - started
+        after = _aftermath(cluster, monkey, tell)
+    finally:
+        monkey.stopped.kill()
+    kills = [fault.at for fault in monkey.faults if fault.kind == KILL_GATEWAY]
+    return Outcome(
+        plan=plan,
+        tally=judge.tally(judge.judge(record, kills) for record in load.records),
+        after=after,
+        injected=Counter(fault.kind for fault in monkey.faults),
+        seconds=seconds,
+        load_average=os.getloadavg()[0],
+    )
+
+
+async def _both(load: Load, monkey: Monkey, tell: Callable[[str], None]) -> None:
+    progress = asyncio.create_task(_progress(load, tell))
+    try:
+        faults = asyncio.to_thread(monkey.run, lambda: load.enough)
+        await asyncio.gather(load.run(lambda: monkey.done), faults)
+    finally:
+        progress.cancel()
+
+
+async def _progress(load: Load, tell: Callable[[str], None]) -> None:
+    while True:
+        await asyncio.sleep(PROGRESS_S)
+        kinds = Counter(judge.judge(record).kind for record in load.records)
+        open_now = load.sent - len(load.records)
+        tell(f"{load.sent} sent, {open_now} open, " + ", ".join(f"{count} {kind}" for kind, count in kinds.items()))
+
+
+def _aftermath(cluster: Cluster, monkey: Monkey, tell: Callable[[str], None]) -> Aftermath:
+    tell("no more faults: waiting for the model to be whole")
+    not_replaced = monkey.settle()
+    leaked = 0
+    try:
+        cluster.wait_quiet(MODEL)
+    except AssertionError as error:
+        tell(str(error))
+        leaked = judge.leaked(cluster.reports(MODEL))
+    return Aftermath(leaked, monkey.orphans(), tuple(not_replaced), tuple(monkey.trouble))
+
+
+def model(replicas: int, version: int) -> dict[str, Any]:
+    """The model's application. Another ``version`` is another engine in Serve's eyes, with the same text."""
+    app = fake_app(MODEL, replicas=replicas, limits=LIMITS, overcommit=8 + version)
+    (options,) = (d for d in app["deployments"] if d["name"] == MODEL_DEPLOYMENT)
+    options.update(HEALTH)
+    return app
+
+
+def gateways() -> dict[str, Any]:
+    """Two of them, small enough for any machine."""
+    # Imported here: the fast tier collects this file and must not pay for Ray.
+    from serve_app.gateway.app import Gateway
+
+    options = {"name": GATEWAY_DEPLOYMENT, "num_replicas": 2}
+    options["ray_actor_options"] = Gateway.ray_actor_options | {"num_cpus": 0.1}  # type: ignore[attr-defined]
+    return {"name": GATEWAY, "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/", "deployments": [options]}
