@@ -16,7 +16,7 @@ COMPLETIONS = "/v1/completions"
 DONE = "[DONE]"
 
 # A killed gateway takes the answers under way on it along. The client does not know which gateway it was on, so what
-# breaks within so many seconds after the kill, and was open at it, is laid to that.
+# was open before the process was gone, and broke within so many seconds after, is laid to that.
 GATEWAY_BREAK_S = 3.0
 # Of the requests that could have been finished elsewhere, so many must have been.
 FINISHED = 0.99
@@ -64,6 +64,17 @@ class Record:
     body: bytes = b""
 
 
+@dataclass(frozen=True)
+class Fault:
+    """What was done to the cluster. ``at``: when it began, on the clock of the records. ``until``: when it was done; a
+    process that is killed on a busy machine takes connections for a while longer."""
+
+    kind: str
+    at: float
+    until: float
+    what: str = ""
+
+
 class Kind(StrEnum):
     ANSWER = "answered"
     ERROR = "error"
@@ -95,8 +106,7 @@ def right_text(tokens: int) -> str:
     return "".join(f"t{i} " for i in range(tokens))
 
 
-def judge(record: Record, gateway_kills: Sequence[float] = ()) -> Judged:
-    """``gateway_kills``: when gateways were killed, on the clock of the record."""
+def judge(record: Record, gateway_kills: Sequence[Fault] = ()) -> Judged:
     try:
         kind, why = _judge(record)
     except Wrong as wrong:
@@ -245,8 +255,10 @@ def _error(record: Record) -> str:
     return f"{record.status} {code}{' without Retry-After' if dishonest else ''}"
 
 
-def _gateway_died_under(record: Record, kills: Sequence[float]) -> bool:
-    return any(record.sent_at <= kill <= record.ended_at <= kill + GATEWAY_BREAK_S for kill in kills)
+def _gateway_died_under(record: Record, kills: Sequence[Fault]) -> bool:
+    return any(
+        record.sent_at <= kill.until and kill.at <= record.ended_at <= kill.until + GATEWAY_BREAK_S for kill in kills
+    )
 
 
 # The run as a whole
@@ -267,7 +279,10 @@ class Aftermath:
 
 @dataclass(frozen=True)
 class Tally:
-    """``resumable``: requests that could have been finished whatever happened to replicas; ``finished``: of those."""
+    """``resumable``: requests that could have been finished whatever happened to replicas; ``finished``: of those.
+
+    ``examples``: one line per loss, with the fault that came before its end.
+    """
 
     kinds: Counter[Kind]
     errors: Counter[str]
@@ -276,7 +291,7 @@ class Tally:
     examples: tuple[str, ...]
 
 
-def tally(judged: Iterable[Judged]) -> Tally:
+def tally(judged: Iterable[Judged], faults: Sequence[Fault] = ()) -> Tally:
     judged = list(judged)
     counted = [j for j in judged if j.record.asked.resumable and j.kind not in (Kind.ABORT, Kind.GATEWAY)]
     return Tally(
@@ -284,8 +299,16 @@ def tally(judged: Iterable[Judged]) -> Tally:
         errors=Counter(j.why for j in judged if j.kind is Kind.ERROR),
         resumable=len(counted),
         finished=sum(j.kind is Kind.ANSWER for j in counted),
-        examples=tuple(f"request {j.record.asked.number}: {j.kind}: {j.why}" for j in judged if j.kind in NEVER),
+        examples=tuple(_told(j, faults) for j in judged if j.kind in NEVER or (j in counted and j.kind is Kind.ERROR)),
     )
+
+
+def _told(judged: Judged, faults: Sequence[Fault]) -> str:
+    record = judged.record
+    what = f"request {record.asked.number} ({'stream' if record.asked.stream else 'whole'}), "
+    what += f"after {record.ended_at - record.sent_at:.1f} s: {judged.kind}: {judged.why}"
+    before = max((fault for fault in faults if fault.at <= record.ended_at), key=lambda fault: fault.at, default=None)
+    return what + (f"; {record.ended_at - before.at:.1f} s after {before.kind}" if before else "")
 
 
 def leaked(reports: Iterable[Mapping[str, Any]]) -> int:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -10,7 +9,8 @@ import psutil
 
 from serve_app.config import GATEWAY_DEPLOYMENT, MODEL_DEPLOYMENT
 from serve_app.ray_api import RayApiError
-from tests.chaos.processes import Seen, Stopped, engines
+from tests.chaos.judge import Fault
+from tests.chaos.processes import Seen, Stopped, engines, lives
 from tests.serve.cluster import GATEWAY, Cluster, eventually
 
 KILL_REPLICA = "kill replica"
@@ -32,15 +32,6 @@ WELL = 2
 LOOK_S = 0.25
 # How long the product has until it must have replaced everything that was stopped, and be whole again.
 WHOLE_S = 120.0
-
-
-@dataclass(frozen=True)
-class Fault:
-    """``at``: when, on the clock of the clients' records."""
-
-    kind: str
-    at: float
-    what: str
 
 
 def schedule(random: Random, kinds: Sequence[str]) -> Iterator[str]:
@@ -85,6 +76,10 @@ class Monkey:
         self.faults: list[Fault] = []
         self.trouble: list[str] = []
         self.done = False
+
+    @property
+    def gateway_kills(self) -> list[Fault]:
+        return [fault for fault in self.faults if fault.kind == KILL_GATEWAY]
 
     def run(self, enough: Callable[[], bool]) -> None:
         """One fault after another until the first round is through and ``enough``."""
@@ -151,20 +146,18 @@ class Monkey:
             self._hit.add(victim)
         elif kind == SCALE_DOWN:
             self._when(f"{WELL} replicas are well", self._well)
-        # Noted first: what breaks by it breaks after it.
-        self._note(kind, what)
+        began = time.monotonic()
         if kind in (STOP_REPLICA, STOP_ENGINE):
             self.stopped.stop(process, f"{what}, process {process.pid}")
         elif victim:
             process.kill()
+            eventually("a killed process is gone", lambda: not lives(process))
         elif kind == SCALE_DOWN:
             self._deploy(1)
         else:
             self._version += kind == REDEPLOY
             self._deploy(self._replicas)
-
-    def _note(self, kind: str, what: str) -> None:
-        self.faults.append(Fault(kind, time.monotonic(), what))
+        self.faults.append(Fault(kind, began, time.monotonic(), what))
         self._tell(f"{kind}{': ' + what if what else ''}")
 
     def _deploy(self, replicas: int) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from serve_app.config import GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH, MODEL_DEPL
 from tests.chaos import judge
 from tests.chaos.judge import Aftermath, Kind, Tally
 from tests.chaos.load import Load
-from tests.chaos.monkey import ALL, KILL_GATEWAY, Monkey
+from tests.chaos.monkey import ALL, Monkey
 from tests.serve.cluster import GATEWAY, Cluster, eventually, fake_app
 
 MODEL = "chaos"
@@ -27,6 +28,7 @@ LIMITS: dict[str, Any] = {}
 # Serve's health checks: by default a stopped replica is found out after minutes.
 HEALTH = {"health_check_period_s": 1, "health_check_timeout_s": 3}
 PROGRESS_S = 5.0
+BROKEN_TRY = re.compile(r"\btry \d+ on replica")
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
+    """``injected``: faults by kind. ``broken_tries``: what the gateways' logs say of replicas that went away under a
+    request. ``load_average``: the machine's, over the last minute."""
+
     plan: Plan
     tally: Tally
     after: Aftermath
     injected: Counter[str]
+    broken_tries: int
     seconds: float
     load_average: float
 
@@ -54,42 +60,50 @@ class Outcome:
     def faults(self) -> list[str]:
         return judge.faults(self.tally, self.after)
 
-    def rows(self) -> list[tuple[str, str]]:
+    def figures(self) -> dict[str, Any]:
         kinds = self.tally.kinds
-        share = self.tally.finished / self.tally.resumable if self.tally.resumable else 0.0
-        errors = [(f"  {why}", str(count)) for why, count in sorted(self.tally.errors.items())]
-        injected = [(f"  {kind}", str(count)) for kind, count in sorted(self.injected.items())]
-        return [
-            ("requests", str(sum(kinds.values()))),
-            ("answered", str(kinds[Kind.ANSWER])),
-            ("errors", str(kinds[Kind.ERROR])),
-            *errors,
-            ("clients that left early", str(kinds[Kind.ABORT])),
-            ("broken by a killed gateway", str(kinds[Kind.GATEWAY])),
-            ("hung", str(kinds[Kind.HUNG])),
-            ("silently cut", str(kinds[Kind.CUT])),
-            ("wrong text", str(kinds[Kind.WRONG])),
-            ("leaked counters", str(self.after.leaked)),
-            ("orphan processes", str(len(self.after.orphans))),
-            ("stopped and not replaced", str(len(self.after.not_replaced))),
-            ("resumable: finished", f"{self.tally.finished} of {self.tally.resumable} ({share:.1%})"),
-            ("faults", str(self.injected.total())),
-            *injected,
-            ("seconds", f"{self.seconds:.0f}"),
-        ]
+        return {
+            "requests": kinds.total(),
+            "answered": kinds[Kind.ANSWER],
+            "errors": dict(sorted(self.tally.errors.items())),
+            "clients that left early": kinds[Kind.ABORT],
+            "broken by a killed gateway": kinds[Kind.GATEWAY],
+            "hung": kinds[Kind.HUNG],
+            "silently cut": kinds[Kind.CUT],
+            "wrong text": kinds[Kind.WRONG],
+            "leaked counters": self.after.leaked,
+            "orphan processes": len(self.after.orphans),
+            "stopped and not replaced": len(self.after.not_replaced),
+            "resumable": self.tally.resumable,
+            "finished of those": self.tally.finished,
+            "tries that broke off": self.broken_tries,
+            "faults": dict(sorted(self.injected.items())),
+            "seconds": round(self.seconds),
+        }
 
     def table(self) -> Table:
-        table = Table("chaos", f"seed {self.plan.seed}, {self.plan.clients} clients", title_justify="left")
-        for what, figure in self.rows():
-            table.add_row(what, figure)
+        table = Table("chaos", f"seed {self.plan.seed}, {self.plan.clients} clients")
+        table.columns[1].justify = "right"
+        for what, figure in self.figures().items():
+            parts = figure if isinstance(figure, dict) else {}
+            table.add_row(what, str(sum(parts.values()) if isinstance(figure, dict) else figure))
+            for part, count in parts.items():
+                table.add_row(f"  {part}", str(count))
         return table
 
     def save(self, folder: Path) -> Path:
         """As JSON, beside the other runs."""
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"chaos-seed{self.plan.seed}-{time.strftime('%Y-%m-%dT%H%M')}.json"
-        figures = {"cpus": os.cpu_count(), **asdict(self), "faults": self.faults}
-        file.write_text(json.dumps(figures, indent=1) + "\n")
+        run = {
+            "plan": asdict(self.plan),
+            "cpus": os.cpu_count(),
+            "load_average": self.load_average,
+            "figures": self.figures(),
+            "failed": self.faults,
+            "losses": self.tally.examples,
+        }
+        file.write_text(json.dumps(run, indent=1) + "\n")
         return file
 
 
@@ -106,19 +120,20 @@ def chaos(cluster: Cluster, plan: Plan, tell: Callable[[str], None]) -> Outcome:
         after = _aftermath(cluster, monkey, tell)
     finally:
         monkey.stopped.kill()
-    kills = [fault.at for fault in monkey.faults if fault.kind == KILL_GATEWAY]
+    judged = [judge.judge(record, monkey.gateway_kills) for record in load.records]
     return Outcome(
         plan=plan,
-        tally=judge.tally(judge.judge(record, kills) for record in load.records),
+        tally=judge.tally(judged, monkey.faults),
         after=after,
         injected=Counter(fault.kind for fault in monkey.faults),
+        broken_tries=len(BROKEN_TRY.findall(cluster.log(GATEWAY, GATEWAY_DEPLOYMENT))),
         seconds=seconds,
         load_average=os.getloadavg()[0],
     )
 
 
 async def _both(load: Load, monkey: Monkey, tell: Callable[[str], None]) -> None:
-    progress = asyncio.create_task(_progress(load, tell))
+    progress = asyncio.create_task(_progress(load, monkey, tell))
     try:
         faults = asyncio.to_thread(monkey.run, lambda: load.enough)
         await asyncio.gather(load.run(lambda: monkey.done), faults)
@@ -126,10 +141,10 @@ async def _both(load: Load, monkey: Monkey, tell: Callable[[str], None]) -> None
         progress.cancel()
 
 
-async def _progress(load: Load, tell: Callable[[str], None]) -> None:
+async def _progress(load: Load, monkey: Monkey, tell: Callable[[str], None]) -> None:
     while True:
         await asyncio.sleep(PROGRESS_S)
-        kinds = Counter(judge.judge(record).kind for record in load.records)
+        kinds = Counter(judge.judge(record, monkey.gateway_kills).kind for record in load.records)
         open_now = load.sent - len(load.records)
         tell(f"{load.sent} sent, {open_now} open, " + ", ".join(f"{count} {kind}" for kind, count in kinds.items()))
 

@@ -12,6 +12,9 @@ from rich.console import Console
 from tests.chaos.run import Outcome, Plan, chaos
 from tests.serve.cluster import Cluster, cluster
 
+# Losses in the message of a run that failed; the file has all of them.
+SHOWN = 20
+
 
 @pytest.fixture
 def yard(tmp_path: Path) -> Iterator[Cluster]:
@@ -48,4 +51,4 @@ def _run(yard: Cluster, plan: Plan) -> Outcome:
 
 
 def _passes(outcome: Outcome) -> None:
-    assert outcome.faults == [], "\n".join(outcome.tally.examples[:20])
+    assert outcome.faults == [], "\n".join([*outcome.faults, *outcome.tally.examples[:SHOWN]])

@@ -13,6 +13,7 @@ from tests.chaos.judge import (
     GATEWAY_BREAK_S,
     Aftermath,
     Asked,
+    Fault,
     Judged,
     Kind,
     Record,
@@ -197,18 +198,24 @@ def test_errors_have_names() -> None:
     assert judge(record(asked(), b"<html>", status=500)).why == "500 without our envelope"
 
 
+def gateway_kill(at: float, until: float | None = None) -> list[Fault]:
+    return [Fault("kill gateway", at, at if until is None else until)]
+
+
 def test_a_killed_gateway_excuses_what_it_took_along() -> None:
-    """A break of what was open at the kill, soon after it; nothing else, and never wrong text or a hang."""
-    cut = record(asked(), sse(chunks(CHAT)[:2], b""), "broken")
-    assert judge(cut, [11.5]).kind is Kind.GATEWAY
-    assert judge(record(asked(), b"<html>", status=500), [11.5]).kind is Kind.GATEWAY
-    assert judge(cut, [9.9]).kind is Kind.CUT, "sent after the kill"
-    assert judge(cut, [12.1]).kind is Kind.CUT, "broken before the kill"
+    """A break of what was open when it died, soon after it; nothing else, and never wrong text or a hang."""
+    cut = record(asked(), sse(chunks(CHAT)[:2], b""), "broken")  # sent at 10, ended at 12
+    assert judge(cut, gateway_kill(11.5)).kind is Kind.GATEWAY
+    assert judge(cut, gateway_kill(9.0, until=10.5)).kind is Kind.GATEWAY, "sent to a process that was not gone yet"
+    assert judge(record(asked(), b"<html>", status=500), gateway_kill(11.5)).kind is Kind.GATEWAY
+    assert judge(cut, gateway_kill(9.9)).kind is Kind.CUT, "sent after the kill"
+    assert judge(cut, gateway_kill(12.1)).kind is Kind.CUT, "broken before the kill"
     late = Record(asked(), 0.0, 12.0, "broken", 200, body=cut.body)
-    assert judge(late, [11.9 - GATEWAY_BREAK_S]).kind is Kind.CUT, "broken by something else"
-    assert judge(record(asked(), sse(chunks(CHAT)[:1], BROKEN)), [11.5]).kind is Kind.ERROR
-    assert judge(record(asked(), b"", "hung"), [11.5]).kind is Kind.HUNG
-    assert judge(record(asked(), sse(chunks(CHAT, ("t0 ", "t2 ")), b""), "broken"), [11.5]).kind is Kind.WRONG
+    assert judge(late, gateway_kill(11.9 - GATEWAY_BREAK_S)).kind is Kind.CUT, "broken by something else"
+    assert judge(record(asked(), sse(chunks(CHAT)[:1], BROKEN)), gateway_kill(11.5)).kind is Kind.ERROR
+    assert judge(record(asked(), b"", "hung"), gateway_kill(11.5)).kind is Kind.HUNG
+    wrong = record(asked(), sse(chunks(CHAT, ("t0 ", "t2 ")), b""), "broken")
+    assert judge(wrong, gateway_kill(11.5)).kind is Kind.WRONG
 
 
 def of_kind(kind: Kind, count: int, **more: Any) -> list[Judged]:
@@ -231,6 +238,15 @@ def test_what_may_never_happen(kind: Kind) -> None:
         found = tally(of_kind(Kind.ANSWER, 10_000) + of_kind(kind, 1, resumable=resumable))
         assert faults(found, Aftermath()) == [f"{kind}: 1"]
         assert len(found.examples) == 1
+
+
+def test_a_loss_names_the_fault_before_it() -> None:
+    """So that a failed run says where to look. What nobody could resume is no loss."""
+    judged = of_kind(Kind.ERROR, 1) + of_kind(Kind.ERROR, 1, resumable=False) + of_kind(Kind.ANSWER, 1)
+    kinds = [Fault("early", 1.0, 1.1), Fault("right", 11.5, 11.6), Fault("late", 12.5, 12.6)]
+    assert tally(judged, kinds).examples == (
+        "request 7 (stream), after 2.0 s: error: event upstream_error; 0.5 s after right",
+    )
 
 
 def test_too_few_finished() -> None:
