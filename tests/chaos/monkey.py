@@ -1,5 +1,6 @@
 """The faults: what is killed, stopped, scaled and redeployed, in an order that a seed decides."""
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
@@ -27,8 +28,10 @@ ALL = (KILL_REPLICA, KILL_ENGINE, STOP_REPLICA, STOP_ENGINE, KILL_GATEWAY, SCALE
 PAUSE_S = (2.0, 4.0)
 # Each takes the answers under way on it along: enough to see the others unharmed.
 GATEWAY_KILLS = 2
-# A stress, not an absence: nothing more is taken away while fewer replicas than this are well.
+# A stress, not an absence: no replica or gateway is taken away while fewer of them than this are well.
 WELL = 2
+# A line of a gateway's access log.
+SERVED = re.compile(r"gateway_Gateway (\S+) \S+ -- POST / 200 ")
 LOOK_S = 0.25
 # How long the product has until it must have replaced everything that was stopped, and be whole again.
 WHOLE_S = 120.0
@@ -130,7 +133,7 @@ class Monkey:
     def _do(self, kind: str) -> None:
         victim = what = ""
         if kind == KILL_GATEWAY:
-            pids = self._when("two gateways run", self._gateways)
+            pids = self._when(f"{WELL} gateways answer", self._gateways)
             victim, pid = self._random.choice(sorted(pids.items()))
             process, what = psutil.Process(pid), f"gateway {victim}"
         elif kind in (KILL_REPLICA, KILL_ENGINE, STOP_REPLICA, STOP_ENGINE):
@@ -174,7 +177,10 @@ class Monkey:
         return well if len(well) >= WELL else {}
 
     def _gateways(self) -> dict[str, int]:
-        running = self._running(GATEWAY, GATEWAY_DEPLOYMENT)
+        """The gateways that have answered requests already, where one can be spared. HAProxy learns of a gateway later
+        than Serve: the log says who gets requests."""
+        serving = set(SERVED.findall(self._cluster.log(GATEWAY, GATEWAY_DEPLOYMENT)))
+        running = {name: pid for name, pid in self._running(GATEWAY, GATEWAY_DEPLOYMENT).items() if name in serving}
         return running if len(running) >= WELL else {}
 
     def _whole(self) -> bool:

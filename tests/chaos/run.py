@@ -19,7 +19,7 @@ from tests.chaos import judge
 from tests.chaos.judge import Aftermath, Kind, Tally
 from tests.chaos.load import Load
 from tests.chaos.monkey import ALL, Monkey
-from tests.serve.cluster import GATEWAY, Cluster, eventually, fake_app
+from tests.serve.cluster import GATEWAY, Cluster, fake_app
 
 MODEL = "chaos"
 REPLICAS = 3
@@ -28,6 +28,7 @@ LIMITS: dict[str, Any] = {}
 # Serve's health checks: by default a stopped replica is found out after minutes.
 HEALTH = {"health_check_period_s": 1, "health_check_timeout_s": 3}
 PROGRESS_S = 5.0
+QUIET_S = 10.0
 BROKEN_TRY = re.compile(r"\btry \d+ on replica")
 
 
@@ -110,7 +111,6 @@ class Outcome:
 def chaos(cluster: Cluster, plan: Plan, tell: Callable[[str], None]) -> Outcome:
     """Deploy, load and hurt, wait until all is quiet, judge."""
     cluster.deploy(gateways(), model(REPLICAS, 0))
-    eventually("all gateways run", lambda: len(cluster.gateway_pids()) == 2)
     monkey = Monkey(cluster, model, REPLICAS, plan.seed, plan.kinds, tell)
     load = Load(cluster.http_port, MODEL, plan.seed, clients=plan.clients, at_least=plan.requests, limit_s=plan.limit_s)
     started = time.monotonic()
@@ -133,7 +133,7 @@ def chaos(cluster: Cluster, plan: Plan, tell: Callable[[str], None]) -> Outcome:
 
 
 async def _both(load: Load, monkey: Monkey, tell: Callable[[str], None]) -> None:
-    progress = asyncio.create_task(_progress(load, monkey, tell))
+    progress = asyncio.create_task(_progress(load, tell))
     try:
         faults = asyncio.to_thread(monkey.run, lambda: load.enough)
         await asyncio.gather(load.run(lambda: monkey.done), faults)
@@ -141,24 +141,31 @@ async def _both(load: Load, monkey: Monkey, tell: Callable[[str], None]) -> None
         progress.cancel()
 
 
-async def _progress(load: Load, monkey: Monkey, tell: Callable[[str], None]) -> None:
+async def _progress(load: Load, tell: Callable[[str], None]) -> None:
     while True:
         await asyncio.sleep(PROGRESS_S)
-        kinds = Counter(judge.judge(record, monkey.gateway_kills).kind for record in load.records)
-        open_now = load.sent - len(load.records)
-        tell(f"{load.sent} sent, {open_now} open, " + ", ".join(f"{count} {kind}" for kind, count in kinds.items()))
+        ends = Counter(record.end for record in load.records)
+        ended = ", ".join(f"{ends[end]} {end}" for end in sorted(ends))
+        tell(f"{load.sent} sent, {load.sent - len(load.records)} open; {ended}")
 
 
 def _aftermath(cluster: Cluster, monkey: Monkey, tell: Callable[[str], None]) -> Aftermath:
-    tell("no more faults: waiting for the model to be whole")
+    tell("no more faults: waiting for the model to be whole and quiet")
     not_replaced = monkey.settle()
     leaked = 0
     try:
-        cluster.wait_quiet(MODEL)
+        leaked = _leaked(cluster)
     except AssertionError as error:
-        tell(str(error))
-        leaked = judge.leaked(cluster.reports(MODEL))
+        monkey.trouble.append(str(error))
     return Aftermath(leaked, monkey.orphans(), tuple(not_replaced), tuple(monkey.trouble))
+
+
+def _leaked(cluster: Cluster) -> int:
+    """What the replicas still count when all has been over for a while."""
+    deadline = time.monotonic() + QUIET_S
+    while (leaked := judge.leaked(cluster.reports(MODEL))) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return leaked
 
 
 def model(replicas: int, version: int) -> dict[str, Any]:
