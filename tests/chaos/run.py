@@ -23,13 +23,16 @@ from tests.serve.cluster import GATEWAY, Cluster, fake_app
 
 MODEL = "chaos"
 REPLICAS = 3
-# The model's own bounds on silence and on handing over, which a Card's `limits` will hold.
+# The model's own bounds on silence and on handing over, which a Card's `limits` will hold, and what its script needs
+# for an engine process of its own.
 LIMITS: dict[str, Any] = {}
+SCRIPT: dict[str, Any] = {}
 # Serve's health checks: by default a stopped replica is found out after minutes.
 HEALTH = {"health_check_period_s": 1, "health_check_timeout_s": 3}
 PROGRESS_S = 5.0
 QUIET_S = 10.0
-BROKEN_TRY = re.compile(r"\btry \d+ on replica")
+# What a gateway's log says of a replica that went away under a request.
+LOST_REPLICA = re.compile(rf"\breplica \S+ of {MODEL}: ")
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``injected``: faults by kind. ``broken_tries``: what the gateways' logs say of replicas that went away under a
-    request. ``load_average``: the machine's, over the last minute."""
+    """``injected``: faults by kind. ``moves``: how often a request lost its replica. ``continued``: streams that the
+    replicas alive at the end took over. ``load_average``: the machine's, over the last minute."""
 
     plan: Plan
     tally: Tally
     after: Aftermath
     injected: Counter[str]
-    broken_tries: int
+    moves: int
+    continued: int
     seconds: float
     load_average: float
 
@@ -77,7 +81,8 @@ class Outcome:
             "stopped and not replaced": len(self.after.not_replaced),
             "resumable": self.tally.resumable,
             "finished of those": self.tally.finished,
-            "tries that broke off": self.broken_tries,
+            "lost their replica": self.moves,
+            "streams continued on the last replicas": self.continued,
             "faults": dict(sorted(self.injected.items())),
             "seconds": round(self.seconds),
         }
@@ -117,7 +122,10 @@ def chaos(cluster: Cluster, plan: Plan, tell: Callable[[str], None]) -> Outcome:
     try:
         uvloop.run(_both(load, monkey, tell))
         seconds = time.monotonic() - started
-        after = _aftermath(cluster, monkey, tell)
+        tell("no more faults: waiting for the model to be whole and quiet")
+        not_replaced = monkey.settle()
+        reports = _last_reports(cluster, monkey)
+        after = Aftermath(judge.leaked(reports), monkey.orphans(), tuple(not_replaced), tuple(monkey.trouble))
     finally:
         monkey.stopped.kill()
     judged = [judge.judge(record, monkey.gateway_kills) for record in load.records]
@@ -126,7 +134,8 @@ def chaos(cluster: Cluster, plan: Plan, tell: Callable[[str], None]) -> Outcome:
         tally=judge.tally(judged, monkey.faults),
         after=after,
         injected=Counter(fault.kind for fault in monkey.faults),
-        broken_tries=len(BROKEN_TRY.findall(cluster.log(GATEWAY, GATEWAY_DEPLOYMENT))),
+        moves=len(LOST_REPLICA.findall(cluster.log(GATEWAY, GATEWAY_DEPLOYMENT))),
+        continued=sum(report["engine"].get("resumed", 0) for report in reports),
         seconds=seconds,
         load_average=os.getloadavg()[0],
     )
@@ -149,28 +158,21 @@ async def _progress(load: Load, tell: Callable[[str], None]) -> None:
         tell(f"{load.sent} sent, {load.sent - len(load.records)} open; {ended}")
 
 
-def _aftermath(cluster: Cluster, monkey: Monkey, tell: Callable[[str], None]) -> Aftermath:
-    tell("no more faults: waiting for the model to be whole and quiet")
-    not_replaced = monkey.settle()
-    leaked = 0
+def _last_reports(cluster: Cluster, monkey: Monkey) -> list[dict[str, Any]]:
+    """What the replicas report once they are quiet, or when they have had the time to become so."""
+    deadline = time.monotonic() + QUIET_S
     try:
-        leaked = _leaked(cluster)
+        while judge.leaked(reports := cluster.reports(MODEL)) and time.monotonic() < deadline:
+            time.sleep(0.2)
     except AssertionError as error:
         monkey.trouble.append(str(error))
-    return Aftermath(leaked, monkey.orphans(), tuple(not_replaced), tuple(monkey.trouble))
-
-
-def _leaked(cluster: Cluster) -> int:
-    """What the replicas still count when all has been over for a while."""
-    deadline = time.monotonic() + QUIET_S
-    while (leaked := judge.leaked(cluster.reports(MODEL))) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return leaked
+        return []
+    return reports
 
 
 def model(replicas: int, version: int) -> dict[str, Any]:
     """The model's application. Another ``version`` is another engine in Serve's eyes, with the same text."""
-    app = fake_app(MODEL, replicas=replicas, limits=LIMITS, overcommit=8 + version)
+    app = fake_app(MODEL, replicas=replicas, limits=LIMITS, overcommit=8 + version, **SCRIPT)
     (options,) = (d for d in app["deployments"] if d["name"] == MODEL_DEPLOYMENT)
     options.update(HEALTH)
     return app
