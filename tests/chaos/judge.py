@@ -268,7 +268,8 @@ def _gateway_died_under(record: Record, kills: Sequence[Fault]) -> bool:
 class Aftermath:
     """How the cluster was left. ``leaked``: leases, busy slots and running requests in the replicas' reports.
 
-    ``not_replaced``: stopped processes that the product did not end. ``trouble``: what kept the run from being one.
+    ``not_replaced``: what was killed or stopped and is still there, or its replica is. ``trouble``: what kept the run
+    from being one.
     """
 
     leaked: int = 0

@@ -73,7 +73,7 @@ class Monkey:
         self._kinds = kinds
         self._tell = tell
         self._version = 0
-        self._hit: set[str] = set()
+        self._hit: dict[str, str] = {}  # what was done to which replica
         self.seen = Seen()
         self.stopped = Stopped()
         self.faults: list[Fault] = []
@@ -101,18 +101,19 @@ class Monkey:
             self.done = True
 
     def settle(self) -> list[str]:
-        """Ask for all replicas and wait until they are well; the stopped processes that the product did not replace."""
+        """Ask for all replicas and wait until they are well; what was hit and the product did not replace."""
         self._deploy(self._replicas)
         deadline = time.monotonic() + WHOLE_S
-        while self.stopped.left() and time.monotonic() < deadline:
-            self._look()
+        whole, left = False, [""]
+        while (not whole or left) and time.monotonic() < deadline:
             time.sleep(LOOK_S)
-        left = self.stopped.left()
+            self._look()
+            running = self._running(self._name, MODEL_DEPLOYMENT)
+            whole = len(running) == self._replicas and self._settled()
+            left = self._not_replaced(running)
         self.stopped.kill()
-        try:
-            eventually("the model is whole again", self._whole, WHOLE_S)
-        except AssertionError as error:
-            self.trouble.append(str(error))
+        if not whole:
+            self.trouble.append(f"the model was not whole within {WHOLE_S:g} s")
         return left
 
     def orphans(self, within_s: float = 15.0) -> tuple[str, ...]:
@@ -121,6 +122,10 @@ class Monkey:
         while (found := self.seen.orphans(self._look())) and time.monotonic() < deadline:
             time.sleep(LOOK_S)
         return tuple(found.values())
+
+    def _not_replaced(self, running: dict[str, int]) -> list[str]:
+        """Stopped processes that live, and replicas that run although they or their engine were killed or stopped."""
+        return sorted({*self.stopped.left(), *(what for name, what in self._hit.items() if name in running)})
 
     def _act(self, kind: str) -> bool:
         """False where the victim had ended by itself."""
@@ -146,12 +151,12 @@ class Monkey:
                     self.trouble.append(f"{kind}: replica {victim} has no engine process of its own")
                     return
                 process, what = self._random.choice(found), f"engine of {what}"
-            self._hit.add(victim)
+            self._hit[victim] = what
         elif kind == SCALE_DOWN:
             self._when(f"{WELL} replicas are well", self._well)
         began = time.monotonic()
         if kind in (STOP_REPLICA, STOP_ENGINE):
-            self.stopped.stop(process, f"{what}, process {process.pid}")
+            self.stopped.stop(process, what)
         elif victim:
             process.kill()
             eventually("a killed process is gone", lambda: not lives(process))
@@ -183,11 +188,12 @@ class Monkey:
         running = {name: pid for name, pid in self._running(GATEWAY, GATEWAY_DEPLOYMENT).items() if name in serving}
         return running if len(running) >= WELL else {}
 
-    def _whole(self) -> bool:
-        self._look()
-        state = self._cluster.api.state().application(self._name)
-        running = self._running(self._name, MODEL_DEPLOYMENT)
-        return state is not None and state.status == "RUNNING" and len(running) == self._replicas
+    def _settled(self) -> bool:
+        try:
+            state = self._cluster.api.state().application(self._name)
+        except RayApiError:
+            return False
+        return state is not None and state.status == "RUNNING"
 
     def _running(self, app: str, deployment: str) -> dict[str, int]:
         try:

@@ -20,9 +20,9 @@ def engines(replica: int) -> list[psutil.Process]:
 
 
 def lives(process: psutil.Process) -> bool:
-    """A zombie does not: it has given everything back and waits for its parent to look."""
+    """A zombie does not, unless other threads of it are still on their way out: until then its sockets are open."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     except psutil.Error:
         return False
 

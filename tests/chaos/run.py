@@ -78,7 +78,7 @@ class Outcome:
             "wrong text": kinds[Kind.WRONG],
             "leaked counters": self.after.leaked,
             "orphan processes": len(self.after.orphans),
-            "stopped and not replaced": len(self.after.not_replaced),
+            "hit and not replaced": len(self.after.not_replaced),
             "resumable": self.tally.resumable,
             "finished of those": self.tally.finished,
             "lost their replica": self.moves,
