@@ -3,6 +3,7 @@
 CONFIG := deployments/local.yaml
 TARGET := cpu
 PYTHON ?= python3
+SEED := 1
 
 # One environment per target, so that switching back and forth installs nothing twice.
 VENV := .venv$(if $(filter-out cpu,$(TARGET)),-$(TARGET))
@@ -15,7 +16,7 @@ CPU_TORCH := $(shell grep --no-messages '^torch==.*+cpu$$' $(LOCK))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: serve stop test check lock clean help
+.PHONY: serve stop test check chaos lock clean help
 
 serve: $(VENV)/.installed ## Install if needed, deploy CONFIG on a local Ray, follow it; Ctrl-C stops everything
 	@$(BIN)/modelyard serve $(CONFIG)
@@ -30,7 +31,10 @@ check: $(VENV)/.installed-dev ## Lint, types, and the tests that need neither Ra
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@$(BIN)/python -m pytest -m "not serve and not engine"
+	@$(BIN)/python -m pytest -m "not serve and not engine and not chaos"
+
+chaos: $(VENV)/.installed-dev ## 1,000 requests from 64 clients while replicas, engines and gateways are killed; minutes
+	@SEED=$(SEED) $(BIN)/python -m pytest -m chaos --capture=no tests/chaos
 
 lock: ## Write locks/*.txt anew from pyproject.toml
 	locks/refresh.sh $(PYTHON) .modelyard/lock
@@ -41,7 +45,8 @@ clean: ## Remove the environments and caches of this folder (not the models unde
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\n  Variables: CONFIG=%s  TARGET=%s (cpu or gpu)  PYTHON=%s\n' '$(CONFIG)' '$(TARGET)' '$(PYTHON)'
+	@printf '\n  Variables: CONFIG=%s  TARGET=%s (cpu or gpu)  PYTHON=%s  SEED=%s (of chaos)\n' \
+	  '$(CONFIG)' '$(TARGET)' '$(PYTHON)' '$(SEED)'
 	@printf '  On GPUs:   make serve CONFIG=deployments/gpu.yaml TARGET=gpu\n'
 
 # Stamps: each environment is installed once per change of its lock, from scratch, so that it holds the lock and no more.
