@@ -31,6 +31,12 @@ SETTINGS = (
         "HAProxy without kernel splicing, with which it overlooks clients that leave before their answer has begun.",
     ),
     Setting(
+        "RAY_SERVE_HAPROXY_RETRY_ON",
+        "conn-failure empty-response",
+        "A request whose gateway dies before the answer begins is sent to another. Nothing is stored: a second run "
+        "costs one generation, and the first ends with its gateway.",
+    ),
+    Setting(
         "RAY_process_group_cleanup_enabled",
         "true",
         "When a replica dies, Ray ends the processes that it had started too: an engine left behind keeps its memory.",

@@ -25,6 +25,9 @@ from serve_app.signals import BROKEN_STREAMS, MOVES, Metric
 
 logger = logging.getLogger("ray.serve")
 
+# A start waits so long for Serve's first answer; without it, requests get 503 until there is one.
+FIRST_LOOK_S = 5.0
+
 
 @serve.deployment(
     name=GATEWAY_DEPLOYMENT,
@@ -48,7 +51,8 @@ class Gateway:
                 f"Not set when Ray started: {', '.join(names)}. Everything works, more slowly and with less cleaning "
                 'up after crashes. To set them: stop Ray, run `eval "$(modelyard env)"`, start again.'
             )
-        self._directory.start()
+        # Serve sends requests as soon as this returns: a gateway that comes back must not refuse the first ones.
+        await self._directory.start(FIRST_LOOK_S)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         self._relay.settings = GatewaySettings(**user_config)

@@ -38,6 +38,7 @@ class Directory:
         self._settings = settings
         self.catalog = Catalog()
         self.known = False
+        self._looked = asyncio.Event()
         self._pools: dict[str, LeasePool] = {}
         # Made once per application, in a thread: looking a deployment up asks Serve's controller and blocks.
         self._models: dict[str, Any] = {}
@@ -47,8 +48,11 @@ class Directory:
         self._round = 0
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    async def start(self, wait_s: float) -> None:
+        """Begin to look at Serve, and wait until it has answered once, ``wait_s`` at most."""
         self._task = asyncio.create_task(self._poll())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._looked.wait(), wait_s)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -105,6 +109,7 @@ class Directory:
         models = (catalog.model_of(app, card) for app, card in self._last.values())
         self.catalog = catalog.build(models, self.catalog)
         self.known = True
+        self._looked.set()
         for name in self._pools.keys() - apps.keys():
             removed = errors.UnknownModel(f"The model {name!r} was removed.", param="model")
             closing = asyncio.create_task(self._pools.pop(name).close(removed))

@@ -1,0 +1,156 @@
+"""Gateways that die: what breaks, what does not, and that nothing hangs."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from serve_app.config import GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH
+from tests.serve.cluster import GATEWAY, Cluster, eventually, fake_app
+
+pytestmark = pytest.mark.serve
+CHAT = "/v1/chat/completions"
+# Bounds a hang, no more: what is said to be prompt takes a fraction of a second.
+PATIENCE_S = 30
+
+
+def chat(model: str, **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "x"}], **more}
+
+
+@contextmanager
+def two_gateways(cluster: Cluster) -> Iterator[None]:
+    plain = {"name": GATEWAY, "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"}
+    # They ask for a whole CPU each, and here are two in all. The override takes the place of the deployment's options.
+    options = {"num_cpus": 0.1, "runtime_env": {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}}}
+    deployment = {"name": GATEWAY_DEPLOYMENT, "num_replicas": 2, "ray_actor_options": options}
+    cluster.deploy(plain | {"deployments": [deployment]})
+    eventually("two gateways", lambda: len(cluster.gateway_pids()) == 2)
+    try:
+        yield
+    finally:
+        cluster.deploy(plain)
+        eventually("one gateway", lambda: len(cluster.gateway_pids()) == 1)
+
+
+def sockets(pid: int) -> int:
+    return len(psutil.Process(pid).net_connections("tcp"))
+
+
+async def kill(pid: int) -> None:
+    """SIGKILL, and wait until the process is gone."""
+    process = psutil.Process(pid)
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_S):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.005)
+
+
+class Reader:
+    """Reads an open stream to its end. ``chunks``: how many came; ``task`` is done once it broke or ended."""
+
+    def __init__(self, stream: AsyncIterator[bytes]) -> None:
+        self.chunks = 0
+        self.task = asyncio.create_task(self._read(stream))
+
+    async def _read(self, stream: AsyncIterator[bytes]) -> None:
+        with suppress(httpx.TransportError):
+            async for _ in stream:
+                self.chunks += 1
+
+    async def goes_on(self) -> bool:
+        """Whether more comes, or else the stream has broken. Neither within 30 s: it hangs."""
+        seen = self.chunks
+        async with asyncio.timeout(PATIENCE_S):
+            while self.chunks < seen + 5 and not self.task.done():
+                await asyncio.sleep(0.01)
+        return not self.task.done()
+
+
+async def in_one_packet(cluster: Cluster, body: dict[str, Any]) -> int:
+    """The status of a request whose head and body are one write; 0 where the connection broke."""
+    data = json.dumps(body).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", cluster.http_port)
+    try:
+        writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+        answer = await reader.read()
+    except OSError:
+        return 0
+    finally:
+        writer.close()
+    return int(answer.split()[1]) if answer else 0
+
+
+async def test_one_of_two_gateways_dies(yard_cluster: Cluster) -> None:
+    """kill -9 under load. Its own streams break, at once; the other's go on; no request hangs; every request that is
+    sent after its death succeeds, also in the moment in which its successor comes; the model is quiet afterwards.
+    HAProxy sends a request that came in one packet, and has no byte of its answer yet, to the other gateway."""
+    yard_cluster.deploy(fake_app("shared", engine={"max_num_seqs": 256}, token_interval_s=0.05))
+    with two_gateways(yard_cluster):
+        before = yard_cluster.gateway_pids()
+        at_rest = {pid: sockets(pid) for pid in before.values()}
+        async with AsyncExitStack() as stack:
+            client = httpx.AsyncClient(base_url=yard_cluster.url, timeout=600, trust_env=False)
+            await stack.enter_async_context(client)
+            streams: list[Reader] = []
+            whole, packed = [], []
+            async with asyncio.timeout(PATIENCE_S):
+                # A stream costs a gateway two sockets. Both have several: the proxy knows both.
+                while any(sockets(pid) < count + 6 for pid, count in at_rest.items()):
+                    body = chat("shared", stream=True, max_tokens=1_000_000)
+                    answer = await stack.enter_async_context(client.stream("POST", CHAT, json=body))
+                    streams.append(Reader(answer.aiter_raw()))
+                    thinking = chat("shared", max_tokens=1, fake={"first_token_s": 5})
+                    whole.append(asyncio.create_task(client.post(CHAT, json=thinking)))
+                    packed.append(asyncio.create_task(in_one_packet(yard_cluster, thinking)))
+            victim = next(iter(before.values()))
+            await kill(victim)
+
+            codes = [await _code(yard_cluster) for _ in range(30)]
+            assert set(codes) == {200}
+            went_on = await asyncio.gather(*(stream.goes_on() for stream in streams))
+            assert set(went_on) == {True, False}
+            async with asyncio.timeout(PATIENCE_S):
+                await asyncio.gather(*whole, return_exceptions=True)
+                kept = await asyncio.gather(*packed)
+            assert set(kept) == {200} if yard_cluster.haproxy else 200 in kept
+
+            codes = []
+            back = asyncio.create_task(asyncio.to_thread(_two_other, yard_cluster, victim))
+            while not back.done():
+                codes.append(await _code(yard_cluster))
+            await back
+            codes += [await _code(yard_cluster) for _ in range(30)]
+            assert set(codes) == {200}
+        await asyncio.gather(*(stream.task for stream in streams))
+        await asyncio.to_thread(yard_cluster.wait_quiet, "shared")
+    yard_cluster.remove("shared")
+
+
+async def test_the_only_gateway_dies(yard_cluster: Cluster) -> None:
+    """Requests sent after its death wait for its successor and succeed."""
+    yard_cluster.deploy(fake_app("single"))
+    victim = next(iter(yard_cluster.gateway_pids().values()))
+    await kill(victim)
+    assert await asyncio.gather(*(_code(yard_cluster, "single") for _ in range(8))) == [200] * 8
+    assert victim not in yard_cluster.gateway_pids().values()
+    yard_cluster.remove("single")
+
+
+async def _code(cluster: Cluster, model: str = "shared") -> int:
+    """The status of one short request on a connection of its own."""
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=60, trust_env=False) as client:
+        answer = await client.post(CHAT, json=chat(model, max_tokens=1))
+    return answer.status_code
+
+
+def _two_other(cluster: Cluster, gone: int) -> None:
+    eventually("two gateways again", lambda: len(p := cluster.gateway_pids()) == 2 and gone not in p.values())
