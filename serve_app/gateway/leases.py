@@ -305,11 +305,12 @@ class LeasePool:
         """While requests run on the replica: ask it for a sign of life, and look at each answer's own pace."""
         connection: Connection | None = None
         try:
-            while leases := self._of(grant.replica):
+            while self._holds(grant.replica):
                 limits = self._limits()
-                if grant.replica in self._busy:
+                if busy := self._busy.get(grant.replica):
+                    token = next(iter(busy)).grant.token
                     head = f"GET {ALIVE_PATH} HTTP/1.1\r\nhost: {grant.host}\r\n".encode()
-                    head += LEASE_HEADER + b": " + leases[0].grant.token.encode() + b"\r\n\r\n"
+                    head += LEASE_HEADER + b": " + token.encode() + b"\r\n\r\n"
                     try:
                         async with asyncio.timeout(limits.silence_s):
                             if connection is None or not connection.reusable:
@@ -327,8 +328,8 @@ class LeasePool:
             if connection is not None:
                 connection.close()
 
-    def _of(self, replica: str) -> list[Lease]:
-        return [*self._busy.get(replica, ()), *(lease for lease in self._idle if lease.grant.replica == replica)]
+    def _holds(self, replica: str) -> bool:
+        return replica in self._busy or any(lease.grant.replica == replica for lease in self._idle)
 
     def _silenced(self, replica: str, silence_s: float) -> None:
         logger.warning("replica %s of %s has been silent for %g s: its requests move", replica, self._name, silence_s)
