@@ -27,8 +27,8 @@ REPLICAS = 3
 # for an engine process of its own.
 LIMITS: dict[str, Any] = {}
 SCRIPT: dict[str, Any] = {}
-# Serve's health checks: by default a stopped replica is found out after minutes.
-HEALTH = {"health_check_period_s": 1, "health_check_timeout_s": 3}
+# Serve's own part: by default it finds a stopped replica out after minutes. What leaves gets longer than `grace_s`.
+OPTIONS = {"health_check_period_s": 1, "health_check_timeout_s": 3, "graceful_shutdown_timeout_s": 4}
 PROGRESS_S = 5.0
 QUIET_S = 10.0
 # What a gateway's log says of a replica that went away under a request.
@@ -174,7 +174,7 @@ def model(replicas: int, version: int) -> dict[str, Any]:
     """The model's application. Another ``version`` is another engine in Serve's eyes, with the same text."""
     app = fake_app(MODEL, replicas=replicas, limits=LIMITS, overcommit=8 + version, **SCRIPT)
     (options,) = (d for d in app["deployments"] if d["name"] == MODEL_DEPLOYMENT)
-    options.update(HEALTH)
+    options.update(OPTIONS)
     return app
 
 
