@@ -201,6 +201,8 @@ class FakeEngine:
             chat = path.endswith("chat/completions")
             what = "chat.completion" if chat else "text_completion"
             head = {"id": answer_id, "object": what, "created": int(time.time()), "model": model}
+            # Which processes made it: the replica's and the engine's.
+            head["system_fingerprint"] = f"{os.getpid()}-{self.report()['engine_pid']}"
             outputs = self._outputs(request, fake)
             if request.get("stream"):
                 await self._stream(head, chat, request, outputs, send)

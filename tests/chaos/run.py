@@ -25,8 +25,8 @@ MODEL = "chaos"
 REPLICAS = 3
 # The model's own bounds on silence and on handing over, which a Card's `limits` will hold, and what its script needs
 # for an engine process of its own.
-LIMITS: dict[str, Any] = {}
-SCRIPT: dict[str, Any] = {}
+LIMITS: dict[str, Any] = {"silence_s": 3.0, "grace_s": 2.0}
+SCRIPT: dict[str, Any] = {"process": True}
 # Serve's own part: by default it finds a stopped replica out after minutes. What leaves gets longer than `grace_s`.
 OPTIONS = {"health_check_period_s": 1, "health_check_timeout_s": 3, "graceful_shutdown_timeout_s": 4}
 PROGRESS_S = 5.0

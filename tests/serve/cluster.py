@@ -117,7 +117,8 @@ class Cluster:
 
     def pids(self, app: str, deployment: str = MODEL_DEPLOYMENT) -> dict[str, int]:
         """Process id by replica id of the running replicas."""
-        replicas = self.details()[app]["deployments"][deployment]["replicas"]
+        # While Serve builds an application anew it lists no deployments, though they run on.
+        replicas = self.details()[app]["deployments"].get(deployment, {"replicas": []})["replicas"]
         return {r["replica_id"]: r["pid"] for r in replicas if r["state"] == "RUNNING"}
 
     def gateway_pids(self) -> dict[str, int]:

@@ -1,8 +1,7 @@
 """Nothing is lost on real Ray Serve: replicas and engines that are killed, stopped, scaled down and updated."""
 
 import json
-import os
-import signal
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -71,40 +70,49 @@ def start_reading(cluster: Cluster, body: dict[str, Any]) -> Reader:
     return reader
 
 
-def working(cluster: Cluster, app: str) -> dict[str, Any]:
-    """The report of the replica that makes the only answer."""
-    (found,) = [report for report in cluster.reports(app) if report["engine"]["running"]]
-    return found
+class Maker:
+    """The processes that make the answer at present, as the scripted engine says in every event."""
+
+    def __init__(self, reader: Reader) -> None:
+        fingerprints = re.findall(r'"system_fingerprint":"(\d+)-(\w+)"', reader.text)
+        self.replica, self.engine = fingerprints[-1]
+
+    def replica_process(self) -> psutil.Process:
+        return psutil.Process(int(self.replica))
+
+    def engine_process(self) -> psutil.Process:
+        return psutil.Process(int(self.engine))
 
 
-def kill_replica(report: dict[str, Any]) -> None:
-    os.kill(report["engine"]["pid"], signal.SIGKILL)
+def kill_replica(maker: Maker) -> None:
+    maker.replica_process().kill()
 
 
-def kill_engine(report: dict[str, Any]) -> None:
-    os.kill(report["engine"]["engine_pid"], signal.SIGKILL)
+def kill_engine(maker: Maker) -> None:
+    maker.engine_process().kill()
 
 
-def stop_replica(report: dict[str, Any]) -> None:
-    os.kill(report["engine"]["pid"], signal.SIGSTOP)
+def stop_replica(maker: Maker) -> None:
+    maker.replica_process().suspend()
 
 
-def stop_engine(report: dict[str, Any]) -> None:
-    os.kill(report["engine"]["engine_pid"], signal.SIGSTOP)
+def stop_engine(maker: Maker) -> None:
+    maker.engine_process().suspend()
 
 
 @pytest.mark.parametrize("harm", [kill_replica, kill_engine, stop_engine, stop_replica])
-def test_a_stream_survives_its_replica(yard_cluster: Cluster, harm: Callable[[dict[str, Any]], None]) -> None:
+def test_a_stream_survives_its_replica(yard_cluster: Cluster, harm: Callable[[Maker], None]) -> None:
     """Killed or stopped, replica or engine: the client's stream goes on where it was, the replica is replaced, nothing
     is left of the old one and no count stays."""
     yard_cluster.deploy(fake_app("pairs", replicas=2, token_interval_s=0.1, process=True, limits=LIMITS))
     eventually("two replicas", lambda: len(yard_cluster.pids("pairs")) == 2)
     reader = start_reading(yard_cluster, asked("pairs", 150))
-    report = working(yard_cluster, "pairs")
-    old = [psutil.Process(report["engine"][which]) for which in ("pid", "engine_pid")]
-    harm(report)
+    maker = Maker(reader)
+    old = [maker.replica_process(), maker.engine_process()]
+    harm(maker)
     reader.whole(150)
-    eventually("it is replaced", lambda: report["engine"]["pid"] not in yard_cluster.pids("pairs").values())
+    assert Maker(reader).replica != maker.replica
+    eventually("it is replaced", lambda: int(maker.replica) not in yard_cluster.pids("pairs").values())
     eventually("two replicas again", lambda: len(yard_cluster.pids("pairs")) == 2)
     eventually("nothing of the old one is left", lambda: not any(p.is_running() for p in old), 20)
     yard_cluster.wait_quiet("pairs")
