@@ -13,6 +13,7 @@ LEASE_HEADER = b"x-modelyard-lease"
 ASKED_MODEL_HEADER = b"x-modelyard-model"
 # On a refusal by the replica itself, so that a gateway can tell it from the engine's own answers.
 REFUSED_HEADER = b"x-modelyard-refused"
+UNKNOWN_LEASE = b"unknown"
 # A gateway asks whether the replica's event loop turns: GET with a live lease's token, answered 204.
 ALIVE_PATH = "/modelyard/alive"
 # Continuing a broken stream (see serve_app/model/journal.py). Request: keep a journal for me; so many bytes of the

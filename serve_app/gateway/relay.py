@@ -22,7 +22,7 @@ from serve_app.gateway.directory import Directory
 from serve_app.gateway.leases import Lease, LeasePool
 from serve_app.gateway.request import asked_model
 from serve_app.gateway.routes import Route
-from serve_app.gateway.upstream import ConnectionBroken, Head, Leaving
+from serve_app.gateway.upstream import ConnectionBroken, Head, LeaseExpired, Leaving
 from serve_app.lease import (
     ASKED_MODEL_HEADER,
     GENERATION_HEADER,
@@ -33,6 +33,7 @@ from serve_app.lease import (
     RECORD,
     REFUSED_HEADER,
     RESUME_HEADER,
+    UNKNOWN_LEASE,
 )
 from serve_app.signals import BROKEN_STREAMS, MOVES
 
@@ -141,10 +142,10 @@ class Relay:
                     raise errors.UpstreamBroken(
                         f"The model's replica went away in the middle of the answer, which cannot be continued: {why}."
                     ) from broken
-                if isinstance(broken, Leaving):
-                    successor = move.take()
-                else:
-                    successor = None
+                successor = move.take() if isinstance(broken, Leaving) else None
+                if isinstance(broken, LeaseExpired) and loop.time() < deadline:
+                    continue
+                if successor is None:
                     lost += 1
                     pool.suspect(lease.grant.replica)
                 if lost >= limits.attempts:
@@ -168,7 +169,8 @@ class Relay:
             records = b";".join(answer.records)
             head = await connection.request(request.head(lease, answer, len(records)), records + request.body)
             if refused := head.get(REFUSED_HEADER):
-                raise ConnectionBroken(f"the replica refused: {refused.decode()}")
+                kind = LeaseExpired if refused == UNKNOWN_LEASE else ConnectionBroken
+                raise kind(f"the replica refused: {refused.decode()}")
             if head.status in _ASK_ANOTHER:
                 raise ConnectionBroken(f"the replica answered {head.status}")
             if head.status >= 400:

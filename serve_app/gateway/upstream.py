@@ -26,6 +26,12 @@ class Silent(ConnectionBroken):
     why = "silent"
 
 
+class LeaseExpired(ConnectionBroken):
+    """The replica no longer knows the lease: nobody's fault, and nothing was done."""
+
+    why = "expired"
+
+
 class Leaving(ConnectionBroken):
     """The replica is leaving and another one is ready to go on: nothing is wrong with it."""
 
@@ -158,6 +164,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        self._parser = None  # it holds us and we hold it: what is buffered must not wait for the garbage collector
         self._wake()
 
     # httptools callbacks

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from serve_app import errors
 from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send, respond
-from serve_app.lease import ALIVE_PATH, ASKED_MODEL_HEADER, LEASE_HEADER, REFUSED_HEADER
+from serve_app.lease import ALIVE_PATH, ASKED_MODEL_HEADER, LEASE_HEADER, REFUSED_HEADER, UNKNOWN_LEASE
 from serve_app.model.engine_protocol import ASKED_MODEL
 
 
@@ -59,7 +59,7 @@ class LeaseGate:
             return
         if scope["type"] != "http" or lease is None or lease.busy:
             if scope["type"] == "http":
-                await _refuse(send, "unknown" if lease is None else "busy")
+                await _refuse(send, UNKNOWN_LEASE if lease is None else b"busy")
             return
         lease.busy = True
         freed = False
@@ -86,6 +86,6 @@ class LeaseGate:
             free()
 
 
-async def _refuse(send: Send, why: str) -> None:
+async def _refuse(send: Send, why: bytes) -> None:
     status, headers, body = errors.render(errors.Forbidden("This port serves Modelyard's gateways only."))
-    await respond(send, status, [*headers, (REFUSED_HEADER, why.encode())], body)
+    await respond(send, status, [*headers, (REFUSED_HEADER, why)], body)

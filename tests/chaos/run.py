@@ -23,8 +23,7 @@ from tests.serve.cluster import GATEWAY, Cluster, fake_app
 
 MODEL = "chaos"
 REPLICAS = 3
-# The model's own bounds on silence and on handing over, which a Card's `limits` will hold, and what its script needs
-# for an engine process of its own.
+# Short bounds on silence and on leaving, and an engine process to kill and to stop.
 LIMITS: dict[str, Any] = {"silence_s": 3.0, "grace_s": 2.0}
 SCRIPT: dict[str, Any] = {"process": True}
 # Serve's own part: by default it finds a stopped replica out after minutes. What leaves gets longer than `grace_s`.

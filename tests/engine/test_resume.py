@@ -1,5 +1,6 @@
 """Streams that break are continued exactly: real vLLM, real model, float32, greedy."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -93,7 +94,7 @@ def two(engine: Any) -> FakeModel:
 
 async def stream(y: Yard, path: str, body: dict[str, Any], break_after: tuple[int, ...] = ()) -> list[dict[str, Any]]:
     """The events of one stream whose replica dies after so many of them (and is there again for the next)."""
-    request = {"temperature": 0, "max_tokens": 60, "stream": True, "stream_options": {"include_usage": True}} | body
+    request = {"temperature": 0, "max_tokens": 24, "stream": True, "stream_options": {"include_usage": True}} | body
     seen: list[dict[str, Any]] = []
     done = False
     async with y.client.stream("POST", path, json=request) as answer:
@@ -127,16 +128,79 @@ def assert_one_stream(events: list[dict[str, Any]]) -> None:
     assert len(reasons) == 1
 
 
-@pytest.mark.parametrize(("path", "body"), [(CHAT, STORY), (CHAT, EMOJI), (COMPLETIONS, {"prompt": "The sea 🌊 is"})])
-async def test_a_broken_stream_goes_on_exactly(engine: Any, path: str, body: dict[str, Any]) -> None:
-    """Broken at ten points, the joined text, the usage, the finish reason, the id are those of an undisturbed run, and
-    nothing is sent twice."""
-    body = {"model": "chat"} | body
+def assert_same(broken: list[dict[str, Any]], whole: list[dict[str, Any]]) -> None:
+    """Text, usage and finish reason are those of an undisturbed run, and it is one stream."""
+    assert text(broken) == text(whole)
+    assert broken[-1]["usage"] == whole[-1]["usage"]
+    assert reasons(broken) == reasons(whole)
+    for field in ("id", "model", "created", "object"):
+        assert len({event[field] for event in broken}) == 1, field
+    assert len([c for e in broken for c in e["choices"] if c.get("delta", {}).get("role")]) <= 1
+
+
+def reasons(events: list[dict[str, Any]]) -> list[str]:
+    return [c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]]
+
+
+async def test_a_broken_stream_goes_on_exactly(engine: Any) -> None:
+    """Broken at ten points, and once at three points of one stream."""
     async with yard(two(engine)) as y:
-        whole = await stream(y, path, body)
-        for point in (1, 2, 3, 5, 8, 13, 21, 34, 50, len(whole) - 1):
-            broken = await stream(y, path, body, (point,))
-            assert text(broken) == text(whole), point
-            assert broken[-1]["usage"] == whole[-1]["usage"], point
-            assert [c["finish_reason"] for e in broken for c in e["choices"]][-1] == "length"
-            assert_one_stream(broken)
+        whole = await stream(y, CHAT, STORY)
+        assert reasons(whole) == ["length"]
+        for points in ((1,), (2,), (3,), (5,), (8,), (11,), (14,), (17,), (20,), (len(whole) - 1,), (4, 9, 15)):
+            assert_same(await stream(y, CHAT, STORY, points), whole)
+
+
+async def test_a_completion_goes_on_exactly(engine: Any) -> None:
+    """The other route."""
+    body = {"model": "chat", "prompt": "The sea is"}
+    async with yard(two(engine)) as y:
+        whole = await stream(y, COMPLETIONS, body)
+        for points in ((1,), (12,)):
+            assert_same(await stream(y, COMPLETIONS, body, points), whole)
+
+
+async def test_a_break_inside_a_character(engine: Any) -> None:
+    """A character of several tokens is held back until it is whole: where the stream breaks in its middle, the other
+    replica sends it, once."""
+    async with yard(two(engine)) as y:
+        whole = await stream(y, CHAT, EMOJI)
+        texts = [c["delta"].get("content") for e in whole for c in e["choices"]]
+        inside = [i for i in range(2, len(texts) - 1) if texts[i] == "" and not texts[i + 1].isascii()]
+        assert inside, f"no token of {texts} ends inside a character"
+        for i in inside[:3]:
+            assert_same(await stream(y, CHAT, EMOJI, (i + 1,)), whole)
+
+
+async def test_stop_strings_across_the_break(engine: Any) -> None:
+    """Text that might become a stop string is held back: it is not lost with the replica that held it, and a stop
+    string that begins before the break and ends after it still stops."""
+    async with yard(two(engine)) as y:
+        free = text(await stream(y, CHAT, STORY))
+        body = STORY | {"stop": [free[len(free) // 2 :][:15]]}
+        whole = await stream(y, CHAT, body)
+        assert reasons(whole) == ["stop"]
+        count = len(whole) - 1
+        for points in ((count // 2,), (count - 2,), (count - 1,)):
+            assert_same(await stream(y, CHAT, body, points), whole)
+
+
+async def test_a_break_after_the_last_token(engine: Any) -> None:
+    """Usage and [DONE] are missing: the other replica says them and generates nothing."""
+    async with yard(two(engine)) as y:
+        whole = await stream(y, CHAT, STORY)
+        first, other = y.models["chat"].replicas
+        first.door.keep_back, other.alive = "last", False
+        reading = asyncio.create_task(stream(y, CHAT, STORY))
+        await first.door.kept_back.wait()
+        await asyncio.sleep(0.05)  # what was sent is read
+        other.alive = True
+        first.sever()
+        assert_same(await reading, whole)
+
+
+async def test_a_penalty_that_counts_the_answer_is_not_resumed(engine: Any) -> None:
+    """One error event, [DONE], nothing left behind."""
+    async with yard(two(engine)) as y:
+        seen = await stream(y, CHAT, STORY | {"presence_penalty": 0.5}, (5,))
+        assert "presence_penalty" in seen[-1]["error"]["message"]

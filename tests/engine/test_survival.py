@@ -1,5 +1,6 @@
 """Processes that die, and what is left of them: nothing, and soon a successor."""
 
+import json
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from tests.engine.ask import CHAT, COMPLETIONS, assert_answers, capital
-from tests.engine.conftest import START_S
+from tests.engine.conftest import START_S, chat_app
 from tests.serve.cluster import Cluster, children, eventually
 
 pytestmark = pytest.mark.engine
@@ -110,20 +111,21 @@ def test_a_killed_replica_leaves_no_engine(engines: Cluster, record_property: Ca
 
 
 def test_a_killed_engine_is_replaced(engines: Cluster, record_property: Callable[[str, object], None]) -> None:
-    """kill -9 of the engine's process alone: a stream under way ends with an error event, the replica ends and is
-    replaced, requests meanwhile wait or get 503 with Retry-After, nothing hangs, and the model answers again within
+    """kill -9 of the engine's process alone, and no other replica: a stream under way waits for the successor and goes
+    on there, requests meanwhile wait or get 503 with Retry-After, nothing hangs, and the model answers again within
     twice its own usual start."""
     usual, replica = usual_start_s(engines), one_replica(engines)
     engine = engine_processes(replica)
 
     def kill_in_a_stream() -> None:
-        endless = {"model": "chat", "prompt": "The sea", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        endless = {"model": "chat", "prompt": "The sea", "max_tokens": 150, "ignore_eos": True, "stream": True}
         with engines.client.stream("POST", COMPLETIONS, json=endless) as answer:
             chunks = answer.iter_raw()
             next(chunks)
             engine[0].kill()
             rest = b"".join(chunks)
-        assert b'data: {"error": {' in rest
+        assert b'"error"' not in rest
+        assert b'"finish_reason":"length"' in rest
         assert rest.endswith(b"data: [DONE]\n\n")
 
     gone, took = recover(engines, kill_in_a_stream, [psutil.Process(replica), *engine])
@@ -132,6 +134,47 @@ def test_a_killed_engine_is_replaced(engines: Cluster, record_property: Callable
     print(numbers)
     assert took < 2 * usual
     assert_answers(engines.client)
+
+
+def at_work(replicas: list[int]) -> int:
+    """The replica whose engine computes."""
+
+    def seconds(pid: int) -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in engine_processes(pid))
+
+    before = {pid: seconds(pid) for pid in replicas}
+    time.sleep(0.5)
+    return max(replicas, key=lambda pid: seconds(pid) - before[pid])
+
+
+def test_a_killed_replicas_stream_goes_on(engines: Cluster) -> None:
+    """kill -9 of one of two real replicas in the middle of a greedy stream in float32: the client gets the text of an
+    undisturbed run, as one stream."""
+    twins = chat_app() | {"name": "twins"}
+    twins["args"]["engine"] |= {"dtype": "float32"}
+    twins["args"]["resources"] = {"num_gpus": 0, "num_cpus": 0.1}
+    twins["deployments"] = [{"name": "Model", "num_replicas": 2}, {"name": "Card", "user_config": {}}]
+    engines.deploy(twins, wait=False)
+    eventually("two replicas", lambda: len(engines.pids("twins")) == 2, START_S)
+    eventually("they answer", lambda: engines.client.get("/ready", params={"model": "twins"}).status_code == 200)
+    story = {"model": "twins", "prompt": "The sea", "max_tokens": 100, "temperature": 0, "stream": True}
+    undisturbed = text_of_completion(engines.client.post(COMPLETIONS, json=story))
+    parts = []
+    with engines.client.stream("POST", COMPLETIONS, json=story) as answer:
+        for line in answer.iter_lines():
+            parts.append(line)
+            if len(parts) == 20:
+                os.kill(at_work(list(engines.pids("twins").values())), signal.SIGKILL)
+    assert text_of_completion("\n".join(parts)) == undisturbed
+    assert "of twins: the replica closed" in engines.log("gateway", "Gateway"), "not the replica at work was killed"
+    engines.remove("twins")
+
+
+def text_of_completion(answer: httpx.Response | str) -> str:
+    stream = answer if isinstance(answer, str) else answer.text
+    data = [line.removeprefix("data: ") for line in stream.splitlines() if line]
+    assert data[-1] == "[DONE]"
+    return "".join(choice["text"] for event in map(json.loads, data[:-1]) for choice in event["choices"])
 
 
 def test_a_removed_model_leaves_no_process(engines: Cluster) -> None:
