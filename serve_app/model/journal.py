@@ -10,6 +10,7 @@ first, and what the app renders from them is dropped here: roles, parsers, usage
 where they were.
 """
 
+import asyncio
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -124,13 +125,14 @@ class Journaled:
             earlier = decode(records)
         journal = Journal(earlier, send)
         JOURNAL.set(journal)
-        streams = False
+        started = streams = False
 
         async def grouped(message: Message) -> None:
-            nonlocal streams
+            nonlocal started, streams
             if journal.lost:
                 return
             if message["type"] == "http.response.start":
+                started = True
                 streams = any(
                     k == b"content-type" and v.startswith(b"text/event-stream") for k, v in message["headers"]
                 )
@@ -144,9 +146,11 @@ class Journaled:
                 journal.replaying = False
                 await send({"type": "http.response.body", "body": journal.take()})
 
-        # Where the engine is lost this returns without the end of the answer: the server closes the connection, and
-        # the gateway goes on elsewhere.
         await self._app(scope, receive, grouped)
+        # Where the engine is lost the answer has no end: the server closes the connection, and the gateway goes on
+        # elsewhere. For an answer that has not begun it would make up a 500, so that one ends with the replica.
+        if journal.lost and not started:
+            await asyncio.Event().wait()
 
 
 async def _split_body(receive: Receive, length: int) -> tuple[bytes, Receive]:

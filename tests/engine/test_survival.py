@@ -117,18 +117,24 @@ def test_a_killed_engine_is_replaced(engines: Cluster, record_property: Callable
     usual, replica = usual_start_s(engines), one_replica(engines)
     engine = engine_processes(replica)
 
-    def kill_in_a_stream() -> None:
-        endless = {"model": "chat", "prompt": "The sea", "max_tokens": 150, "ignore_eos": True, "stream": True}
-        with engines.client.stream("POST", COMPLETIONS, json=endless) as answer:
-            chunks = answer.iter_raw()
-            next(chunks)
-            engine[0].kill()
-            rest = b"".join(chunks)
-        assert b'"error"' not in rest
-        assert b'"finish_reason":"length"' in rest
-        assert rest.endswith(b"data: [DONE]\n\n")
+    lines: list[str] = []
 
+    def read() -> None:
+        request = {"model": "chat", "prompt": "The sea", "max_tokens": 150, "ignore_eos": True, "stream": True}
+        with engines.client.stream("POST", COMPLETIONS, json=request) as answer:
+            lines.extend(answer.iter_lines())
+
+    def kill_in_a_stream() -> None:
+        reader.start()
+        eventually("the engine computes", lambda: engines.reports("chat")[0]["engine"]["running"], 10)
+        engine[0].kill()
+
+    reader = threading.Thread(target=read, daemon=True)
     gone, took = recover(engines, kill_in_a_stream, [psutil.Process(replica), *engine])
+    reader.join(60)
+    assert not reader.is_alive()
+    assert text_of_completion("\n".join(lines)), "an empty stream"
+    assert not [line for line in lines if line.startswith('data: {"error"')]
     numbers = f"usual start {usual:.1f} s, replica gone after {gone:.1f} s, answered again after {took:.1f} s"
     record_property("recovery", numbers)
     print(numbers)
