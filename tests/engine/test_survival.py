@@ -158,7 +158,7 @@ def test_a_killed_replicas_stream_goes_on(engines: Cluster) -> None:
     undisturbed run, as one stream."""
     twins = chat_app() | {"name": "twins"}
     twins["args"]["engine"] |= {"dtype": "float32"}
-    twins["args"]["resources"] = {"num_gpus": 0, "num_cpus": 0.1}
+    twins["args"]["resources"] = {"num_gpus": 0, "num_cpus": 0}  # beside the other models of this cluster
     twins["deployments"] = [{"name": "Model", "num_replicas": 2}, {"name": "Card", "user_config": {}}]
     engines.deploy(twins, wait=False)
     eventually("two replicas", lambda: len(engines.pids("twins")) == 2, START_S)
