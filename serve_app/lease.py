@@ -40,12 +40,14 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """First message of a lease: where to send requests, and the token that opens that port."""
+    """First message of a lease: where to send requests, the token that opens that port, and whose streams the replica
+    can continue (see ``resume.generation``)."""
 
     replica: str
     host: str
     port: int
     token: str
+    generation: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ class Replica:
     def __init__(self, name: str, engine: Engine, slots: int, generation: str = "1") -> None:
         self.name = name
         self.slots = slots
+        self.generation = generation
         self.engine = engine
         self.gate = LeaseGate(Journaled(self.engine.asgi, generation))
         self.door = Door(self.gate)
@@ -122,7 +123,8 @@ class LeaseStream:
             self._replica = await self._place()
             self._lease = self._replica.gate.grant()
             self._replica.streams.add(self)
-            return Grant(self._replica.name, HOST, self._replica.server.port, self._lease.token)
+            replica = self._replica
+            return Grant(replica.name, HOST, replica.server.port, self._lease.token, replica.generation)
         ends = [asyncio.ensure_future(e.wait()) for e in (self._cancelled, self.broken)]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -270,6 +270,27 @@ async def test_a_leaving_replica_keeps_its_streams_while_nobody_can_take_them() 
         await y.quiet()
 
 
+async def test_a_leaving_replica_keeps_what_its_successor_cannot_continue() -> None:
+    """An update with other weights: the stream ends in place, and no replica is asked in vain."""
+    chat = pair(grace_s=0.05, interval_s=0.03)
+    other = chat.replicas[1] = Replica("chat-new", chat.replicas[1].engine, 64, generation="2")
+    async with yard(chat) as y:
+        y.directory.running("chat", *chat.replicas)
+
+        async def leave() -> None:
+            y.directory.running("chat", other)
+
+        assert serving_first(chat)
+        assert_whole(await Stream(y, streamed(CHAT), CHAT).read({3: leave}))
+        assert (other.door.admitted, y.counted.total()) == (0, 0)
+        await y.quiet()
+
+
+def serving_first(chat: FakeModel) -> bool:
+    """The first replica is the one that an idle model's first request goes to."""
+    return min(chat.replicas, key=lambda replica: len(replica.streams)) is chat.replicas[0]
+
+
 async def test_a_stream_that_stops_moves_on() -> None:
     """An answer that stands still while its replica lives goes on elsewhere after ``token_gap_s``; a first token that
     takes longer than that is no silence while the replica shows that it lives."""

@@ -127,7 +127,7 @@ class Relay:
         lost = 0
         while True:
             lease = successor or await pool.acquire(deadline)
-            move = Move(pool, lease, limits.wait_s, lambda: not answer.started or request.why_not(answer) is None)
+            move = Move(pool, lease, limits.wait_s, request, answer)
             lease.on_leaving = move.start
             try:
                 await self._one_try(lease, request, answer)
@@ -225,23 +225,25 @@ class Move:
     """Takes a request off a replica that is leaving, once another one is ready for it: ``start``, then the request's
     connection is interrupted with ``Leaving`` and ``take`` gives the new lease."""
 
-    def __init__(self, pool: LeasePool, lease: Lease, wait_s: float, may: Callable[[], bool]) -> None:
+    def __init__(self, pool: LeasePool, lease: Lease, wait_s: float, request: Request, answer: "Answer") -> None:
         self._pool = pool
         self._lease = lease
         self._wait_s = wait_s
-        self._may = may
+        self._request = request
+        self._answer = answer
         self._task: asyncio.Task[None] | None = None
         self._successor: Lease | None = None
 
     def start(self) -> None:
-        if self._task is None and self._may():
+        if self._task is None and not (self._answer.started and self._request.why_not(self._answer)):
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         # Nobody free in time: the request stays where it is, until it ends or its replica does.
         with contextlib.suppress(ModelyardError):
             self._successor = await self._pool.acquire(asyncio.get_running_loop().time() + self._wait_s)
-            self._lease.connection.interrupt(Leaving("the replica is leaving"))
+            if not self._answer.started or self._answer.generation == self._successor.grant.generation.encode():
+                self._lease.connection.interrupt(Leaving("the replica is leaving"))
 
     def take(self) -> Lease | None:
         successor, self._successor = self._successor, None

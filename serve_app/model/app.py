@@ -131,6 +131,7 @@ class Model:
         self._app_name = context.app_name
         # Looked up once: it asks Serve's controller and blocks this loop, on which the engine's answers travel later.
         self._card = serve.get_deployment_handle(CARD_DEPLOYMENT, self._app_name)
+        self._generation = generation(args)
         self._silence_s = RequestLimits().silence_s  # until the card says otherwise
         self._engine = build_engine(args, self._app_name)
         started, at = time.monotonic(), time.time()
@@ -140,7 +141,7 @@ class Model:
             self._engine.shutdown()
             await self._tell_card(StartReport(self._replica, at, error=one_line(error)))
             raise
-        self._gate = LeaseGate(Journaled(self._engine.asgi, generation(args)))
+        self._gate = LeaseGate(Journaled(self._engine.asgi, self._generation))
         self._server = HttpServer(self._gate, host=node_address())
         await self._server.start()
         self._started = StartReport(self._replica, at, facts=facts, seconds=time.monotonic() - started)
@@ -151,7 +152,7 @@ class Model:
         """Hold one slot of this replica for as long as this call stays open (see ``serve_app.lease``)."""
         lease = self._gate.grant()
         try:
-            yield Grant(self._replica, self._server.host, self._server.port, lease.token)
+            yield Grant(self._replica, self._server.host, self._server.port, lease.token, self._generation)
             used = -1
             while lease.busy or lease.used != used:
                 used = lease.used
