@@ -100,8 +100,8 @@ class Cluster:
             eventually(f"the gateway lists {name}", lambda: name in self.ready()["models"], 20)
 
     def ready(self) -> dict[str, Any]:
-        answer: dict[str, Any] = self.client.get("/ready").json()
-        return answer if "models" in answer else {"models": {}}
+        answer = self.client.get("/ready")
+        return dict(answer.json()) if answer.is_success else {"models": {}}
 
     def wait_state(self, name: str, state: str, within_s: float = PATIENCE_S) -> dict[str, Any]:
         def entry() -> dict[str, Any] | None:
