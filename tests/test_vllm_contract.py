@@ -26,6 +26,11 @@ STAT_LOGGER = ("vllm.v1.metrics.loggers:StatLoggerBase",)
 SERVED_MODELS = ("vllm.entrypoints.openai.models.serving:OpenAIServingModels",)
 MODEL_REGISTRY = ("vllm.entrypoints.openai.models.serving:OpenAIModelRegistry",)
 OUTPUT_PROCESSOR = ("vllm.v1.engine.output_processor:OutputProcessor",)
+REQUEST_STATE = ("vllm.v1.engine.output_processor:RequestState",)
+DETOKENIZER = ("vllm.v1.engine.detokenizer:BaseIncrementalDetokenizer",)
+CORE_CLIENT = ("vllm.v1.engine.core_client:AsyncMPClient",)
+SAMPLING_PARAMS = ("vllm.sampling_params:SamplingParams",)
+CORE_REQUEST = ("vllm.v1.engine:EngineCoreRequest",)
 ENVIRONMENT = ("VLLM_NO_USAGE_STATS", "VLLM_ENABLE_RESPONSES_API_STORE", "VLLM_CPU_OMP_THREADS_BIND")
 
 PLACES = {
@@ -36,6 +41,11 @@ PLACES = {
     "SERVED_MODELS": SERVED_MODELS,
     "MODEL_REGISTRY": MODEL_REGISTRY,
     "OUTPUT_PROCESSOR": OUTPUT_PROCESSOR,
+    "REQUEST_STATE": REQUEST_STATE,
+    "DETOKENIZER": DETOKENIZER,
+    "CORE_CLIENT": CORE_CLIENT,
+    "SAMPLING_PARAMS": SAMPLING_PARAMS,
+    "CORE_REQUEST": CORE_REQUEST,
 }
 # What is called on the way, with how: positional arguments, then keywords.
 CALLS: dict[str, tuple[tuple[str, ...], str, int, tuple[str, ...]]] = {
@@ -56,6 +66,15 @@ CALLS: dict[str, tuple[tuple[str, ...], str, int, tuple[str, ...]]] = {
     "check_health": (engine.ASYNC_LLM, "check_health", 1, ()),
     "errored": (engine.ASYNC_LLM, "errored", 1, ()),  # a property
     "shutdown": (engine.ASYNC_LLM, "shutdown", 1, ()),
+    "is_sleeping": (engine.ASYNC_LLM, "is_sleeping", 1, ()),
+    # What `_keep_journals` replaces, with what vLLM calls them, and what it calls itself.
+    "generate": (engine.ASYNC_LLM, "generate", 4, ()),
+    "front end add_request": (OUTPUT_PROCESSOR, "add_request", 6, ()),
+    "core add_request_async": (CORE_CLIENT, "add_request_async", 2, ()),
+    "finish_request": (OUTPUT_PROCESSOR, "_finish_request", 2, ()),
+    "make_request_output": (REQUEST_STATE, "make_request_output", 5, ()),
+    "detokenizer update": (DETOKENIZER, "update", 3, ()),
+    "clone": (SAMPLING_PARAMS, "clone", 1, ()),
     "get_num_unfinished_requests": (OUTPUT_PROCESSOR, "get_num_unfinished_requests", 1, ()),
     "record": (STAT_LOGGER, "record", 1, ("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx")),
     "log_engine_initialized": (STAT_LOGGER, "log_engine_initialized", 1, ()),
@@ -177,6 +196,28 @@ def test_attributes_that_the_adapter_reads_exist(release: Release) -> None:
     texts = [release.read(place.split(":")[0].replace(".", "/") + ".py") for place in engine.INIT_APP_STATE]
     texts.append(release.read("vllm/entrypoints/generate/factories.py"))
     assert any("state.openai_serving_models = " in text for text in texts if text)
+
+
+def test_a_request_is_continued_where_vllm_passes_it_on(release: Release) -> None:
+    """``generate`` adds a request to the front end first and to the core then, through the two calls that are wrapped;
+    prompt ids, limits and the queue are where the adapter changes them."""
+    llm = release.find(engine.ASYNC_LLM)
+    assert isinstance(llm, ast.ClassDef)
+    text = ast.unparse(_defined(llm.body, "_add_request") or pytest.fail("AsyncLLM has no _add_request"))
+    front_end = text.index("self.output_processor.add_request(request, ")
+    assert front_end < text.index("self.engine_core.add_request_async(request)")
+    assert "self.add_request(" in ast.unparse(_defined(llm.body, "generate") or llm)
+    assert "request_states" in _assigned(release.find(OUTPUT_PROCESSOR))
+    assert {"detokenizer", "queue"} <= _assigned(release.find(REQUEST_STATE))
+    assert {"request_id", "prompt_token_ids", "sampling_params"} <= _fields(release.find(CORE_REQUEST))
+    assert {"max_tokens", "min_tokens"} <= _fields(release.find(SAMPLING_PARAMS))
+    assert "STOP" in ast.unparse(release.find(engine.FINISH_REASON))
+
+
+def _fields(found: ast.AST) -> set[str]:
+    """Annotated names in a class's body."""
+    assert isinstance(found, ast.ClassDef)
+    return {n.target.id for n in found.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
 
 
 def test_the_plugin_group_and_the_environment_variables_exist(release: Release) -> None:
