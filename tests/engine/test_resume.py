@@ -1,7 +1,6 @@
 """Streams that break are continued exactly: real vLLM, real model, float32, greedy."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from serve_app import resume
-from serve_app.asgi import ASGIApp, Receive, Scope, Send
 from serve_app.config import ModelArgs
-from serve_app.lease import EngineFacts
+from tests.engine import exact_resume
 from tests.engine.ask import CHAT, COMPLETIONS
-from tests.inprocess import FakeModel, Replica, Yard, yard
+from tests.engine.exact_resume import Started, reasons, text
+from tests.inprocess import FakeModel, Yard, yard
 
 pytestmark = [
     pytest.mark.engine,
@@ -59,73 +57,12 @@ async def engine(engine_home: Path) -> AsyncIterator[Any]:
         running.shutdown()
 
 
-class Started:
-    """An engine that was started once, for several replicas."""
-
-    def __init__(self, engine: Any, facts: EngineFacts) -> None:
-        self._engine = engine
-        self._facts = facts
-
-    async def start(self) -> EngineFacts:
-        return self._facts
-
-    @property
-    def asgi(self) -> ASGIApp:
-        return self._answer
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":  # vLLM's app is over for good once one server has ended it
-            for kind in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{kind}.complete"})
-        else:
-            await self._engine.asgi(scope, receive, send)
-
-    def shutdown(self) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+async def stream(y: Yard, path: str, body: dict[str, Any], break_after: tuple[int, ...] = ()) -> list[Any]:
+    return await exact_resume.stream(y, path, {"temperature": 0, "max_tokens": 24} | body, break_after)
 
 
 def two(engine: Any) -> FakeModel:
-    return FakeModel("chat", [Replica(f"chat-{i}", engine, 8, resume.generation(ARGS)) for i in range(2)])
-
-
-async def stream(y: Yard, path: str, body: dict[str, Any], break_after: tuple[int, ...] = ()) -> list[dict[str, Any]]:
-    """The events of one stream whose replica dies after so many of them (and is there again for the next)."""
-    request = {"temperature": 0, "max_tokens": 24, "stream": True, "stream_options": {"include_usage": True}} | body
-    seen: list[dict[str, Any]] = []
-    done = False
-    async with y.client.stream("POST", path, json=request) as answer:
-        assert answer.status_code == 200
-        async for line in answer.aiter_lines():
-            if line == "data: [DONE]":
-                done = True
-            elif line:
-                seen.append(json.loads(line.removeprefix("data: ")))
-                if len(seen) in break_after:
-                    for replica in y.models["chat"].replicas:
-                        if replica.gate.busy:
-                            replica.sever()
-                            replica.alive = True  # for the next break; its port still answers
-    assert done
-    await y.quiet()
-    return seen
-
-
-def text(events: list[dict[str, Any]]) -> str:
-    choices = [choice for event in events for choice in event["choices"]]
-    return "".join(c["text"] if "text" in c else c["delta"].get("content") or "" for c in choices)
-
-
-def assert_one_stream(events: list[dict[str, Any]]) -> None:
-    for field in ("id", "model", "created", "object"):
-        assert len({event[field] for event in events}) == 1, field
-    roles = [c for e in events for c in e["choices"] if c.get("delta", {}).get("role")]
-    assert len(roles) <= 1
-    reasons = [c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]]
-    assert len(reasons) == 1
+    return exact_resume.two(engine, ARGS)
 
 
 def assert_same(broken: list[dict[str, Any]], whole: list[dict[str, Any]]) -> None:
@@ -136,10 +73,6 @@ def assert_same(broken: list[dict[str, Any]], whole: list[dict[str, Any]]) -> No
     for field in ("id", "model", "created", "object"):
         assert len({event[field] for event in broken}) == 1, field
     assert len([c for e in broken for c in e["choices"] if c.get("delta", {}).get("role")]) <= 1
-
-
-def reasons(events: list[dict[str, Any]]) -> list[str]:
-    return [c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]]
 
 
 async def test_a_broken_stream_goes_on_exactly(engine: Any) -> None:
