@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from serve_app.config import GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH
+from tests.chaos.processes import lives
 from tests.serve.cluster import GATEWAY, Cluster, eventually, fake_app
 
 pytestmark = pytest.mark.serve
@@ -49,7 +50,7 @@ async def kill(pid: int) -> None:
     process = psutil.Process(pid)
     os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(PATIENCE_S):
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        while lives(process):
             await asyncio.sleep(0.005)
 
 
