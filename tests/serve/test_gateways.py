@@ -109,9 +109,11 @@ async def test_one_of_two_gateways_dies(yard_cluster: Cluster) -> None:
                     body = chat("shared", stream=True, max_tokens=1_000_000)
                     answer = await stack.enter_async_context(client.stream("POST", CHAT, json=body))
                     streams.append(Reader(answer.aiter_raw()))
-                    thinking = chat("shared", max_tokens=1, fake={"first_token_s": 5})
-                    whole.append(asyncio.create_task(client.post(CHAT, json=thinking)))
-                    packed.append(asyncio.create_task(in_one_packet(yard_cluster, thinking)))
+            for _ in range(8):
+                thinking = chat("shared", max_tokens=1, fake={"first_token_s": 5})
+                whole.append(asyncio.create_task(client.post(CHAT, json=thinking)))
+                packed.append(asyncio.create_task(in_one_packet(yard_cluster, thinking)))
+            await asyncio.sleep(0.5)  # they are on their way to a replica
             victim = next(iter(before.values()))
             await kill(victim)
 

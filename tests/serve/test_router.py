@@ -66,7 +66,7 @@ async def test_a_stopping_replica_is_out_at_once(yard_cluster: Cluster, change: 
         await asyncio.to_thread(yard_cluster.deploy, two_slots(name, replicas, **script), wait=False)
 
         def fewer() -> Any:
-            return next((at for at, ids in history(yard_cluster, name) if set(ids) < set(before)), None)
+            return next((at for at, ids in history(yard_cluster, name) if set(before) - set(ids)), None)
 
         at = await asyncio.to_thread(eventually, "a replica is out", fewer)
         print(f"{change}: out {1000 * (at - deployed):.0f} ms after the deployment was sent")

@@ -24,6 +24,7 @@ def chat(model: str, **more: Any) -> dict[str, Any]:
 def test_answers_and_streams(yard_cluster: Cluster) -> None:
     """Through the whole path: an answer, the same as a stream, under the model's name and a further id."""
     yard_cluster.deploy(fake_app("named", also_known_as=("org/named",)))
+    eventually("its card is known", lambda: yard_cluster.client.get("/v1/models/org/named").is_success, 20)
     whole = yard_cluster.client.post(CHAT, json=chat("org/named", max_tokens=3)).json()
     assert (whole["model"], whole["choices"][0]["message"]["content"]) == ("org/named", "t0 t1 t2 ")
     text = yard_cluster.client.post(CHAT, json=chat("named", max_tokens=3, stream=True)).text

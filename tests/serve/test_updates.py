@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from serve_app.config import MODEL_DEPLOYMENT
+from serve_app.model.rollout import NEW_FIRST
 from tests.serve.cluster import Cluster, eventually, fake_app
 
 pytestmark = pytest.mark.serve
@@ -62,7 +63,7 @@ def test_an_update_fails_no_request(yard_cluster: Cluster) -> None:
     old = with_option(fake_app("rolled", tokens=3, start_s=START_S), graceful_shutdown_timeout_s=20)
     new = with_option(fake_app("rolled", tokens=5, start_s=START_S), graceful_shutdown_timeout_s=20)
     yard_cluster.deploy(old)
-    assert surge(yard_cluster, "rolled") == 100
+    assert surge(yard_cluster, "rolled") == NEW_FIRST
     before = set(yard_cluster.pids("rolled").values())
     seen: list[set[int]] = []
     answers: list[tuple[int, Any]] = []
@@ -168,7 +169,7 @@ def test_an_unchanged_file_restarts_nothing(yard_cluster: Cluster) -> None:
     app = fake_app("same")
     yard_cluster.deploy(app)
     before = (yard_cluster.pids("same"), yard_cluster.pids("same", "Card"))
-    assert surge(yard_cluster, "same") == 100
+    assert surge(yard_cluster, "same") == NEW_FIRST
     yard_cluster.deploy(app)
     yard_cluster.deploy(with_option(app, max_surge_percent=0))
     eventually("the file wins", lambda: surge(yard_cluster, "same") == 0, 10)
