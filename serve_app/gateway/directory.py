@@ -37,7 +37,6 @@ class Directory:
     def __init__(self, settings: Callable[[], GatewaySettings]) -> None:
         self._settings = settings
         self.catalog = Catalog()
-        self.known = False
         self._looked = asyncio.Event()
         self._pools: dict[str, LeasePool] = {}
         # Made once per application, in a thread: looking a deployment up asks Serve's controller and blocks.
@@ -47,6 +46,10 @@ class Directory:
         self._closing: set[asyncio.Task[None]] = set()
         self._round = 0
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def known(self) -> bool:
+        return self._looked.is_set()
 
     async def start(self, wait_s: float) -> None:
         """Begin to look at Serve, and wait until it has answered once, ``wait_s`` at most."""
@@ -108,7 +111,6 @@ class Directory:
         self._last = {name: (apps[name], self._last[name][1]) for name in apps}
         models = (catalog.model_of(app, card) for app, card in self._last.values())
         self.catalog = catalog.build(models, self.catalog)
-        self.known = True
         self._looked.set()
         for name in self._pools.keys() - apps.keys():
             removed = errors.UnknownModel(f"The model {name!r} was removed.", param="model")

@@ -113,7 +113,18 @@ class Relay:
     async def _exchange(
         self, model: Model, asked: str, path: str, headers: dict[bytes, bytes], body: bytes, answer: "Answer"
     ) -> None:
-        """Send the request to a replica and the reply to ``answer``; to another one where that replica is lost.
+        """Send the request to a replica and the reply to ``answer``."""
+        request = Request(asked, path, headers, body)
+        answer.request_id = request.id
+        try:
+            await self._try_replicas(model, request, answer)
+        except ModelyardError:
+            if answer.started:
+                self._count(BROKEN_STREAMS, model.name)
+            raise
+
+    async def _try_replicas(self, model: Model, request: "Request", answer: "Answer") -> None:
+        """One replica after another, while they are lost.
 
         What was not committed yet is asked again, a stream under way is continued where it broke.
         """
@@ -121,8 +132,6 @@ class Relay:
         limits = model.card.limits
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limits.wait_s
-        request = Request(asked, path, headers, body)
-        answer.request_id = request.id
         successor: Lease | None = None
         lost = 0
         while True:
@@ -137,8 +146,7 @@ class Relay:
                 if answer.complete:
                     await answer.end()
                     return
-                if answer.started and (why := request.why_not(answer)) is not None:
-                    self._count(BROKEN_STREAMS, model.name)
+                if (why := request.why_not(answer)) is not None:
                     raise errors.UpstreamBroken(
                         f"The model's replica went away in the middle of the answer, which cannot be continued: {why}."
                     ) from broken
@@ -149,8 +157,6 @@ class Relay:
                     lost += 1
                     pool.suspect(lease.grant.replica)
                 if lost >= limits.attempts:
-                    if answer.started:
-                        self._count(BROKEN_STREAMS, model.name)
                     raise errors.Unavailable(
                         f"The replicas of {model.name} went away {lost} times under this request.",
                         retry_after_s=model.card.start_s or 5,
@@ -215,7 +221,10 @@ class Request:
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def why_not(self, answer: "Answer") -> str | None:
-        """Why the stream that has begun cannot be continued; None: it can. Reads the body only now."""
+        """Why another replica cannot go on with the answer; None: it can, as with every answer that has not begun.
+        Reads the body only now."""
+        if not answer.started:
+            return None
         if not answer.generation:
             return "its replica kept no journal"
         return resume.why_not(self.path, json.loads(self.body))
@@ -235,7 +244,7 @@ class Move:
         self._successor: Lease | None = None
 
     def start(self) -> None:
-        if self._task is None and not (self._answer.started and self._request.why_not(self._answer)):
+        if self._task is None and self._request.why_not(self._answer) is None:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
