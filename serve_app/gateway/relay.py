@@ -1,8 +1,5 @@
-"""One request's way: read, resolve the name, take a lease, send it to the replica, hand the answer back.
-
-Plain ASGI. While an answer streams, the gateway relays whole TCP reads and looks at nothing but where an SSE event
-ends, so that a stream is never cut inside one.
-"""
+"""One request's way: read, resolve the name, take a lease, send it to the replica, hand the answer back; and the way
+to another replica where that one is lost or leaves. Plain ASGI."""
 
 import asyncio
 import contextlib
@@ -10,27 +7,25 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from serve_app import errors, resume
-from serve_app.asgi import ClientLeft, Receive, Scope, Send, read_body, respond, while_client_stays
+from serve_app.asgi import ClientLeft, Receive, Scope, Send, read_body, while_client_stays
 from serve_app.catalog import Catalog, Model, State
 from serve_app.config import GatewaySettings
-from serve_app.errors import ModelyardError, Protocol
+from serve_app.errors import ModelyardError
+from serve_app.gateway.answer import Answer
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.leases import Lease, LeasePool
 from serve_app.gateway.request import asked_model
 from serve_app.gateway.routes import Route
-from serve_app.gateway.upstream import ConnectionBroken, Head, LeaseExpired, Leaving
+from serve_app.gateway.upstream import ConnectionBroken, LeaseExpired, Leaving
 from serve_app.lease import (
     ASKED_MODEL_HEADER,
     GENERATION_HEADER,
-    GROUP_END,
     KEEP_HEADER,
-    KEPT_HEADER,
     LEASE_HEADER,
-    RECORD,
     REFUSED_HEADER,
     RESUME_HEADER,
     UNKNOWN_LEASE,
@@ -41,20 +36,13 @@ logger = logging.getLogger("ray.serve")
 
 # What of the client's headers the engine may see. Never authorization or cookies.
 _FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version"))
-# What of the engine's headers the client may see.
-_RETURNED = frozenset((b"content-type", b"cache-control"))
-# Tells the client that its request was taken over by other replicas so often before its answer began.
-MOVES_HEADER = b"x-modelyard-moves"
 # What a replica answers for itself rather than for the request.
 _ASK_ANOTHER = (502, 503, 504)
-_CREATED = re.compile(rb'"created": ?\d+')
 # What vLLM appends to some messages for its own logs.
 _VLLM_SUFFIX = re.compile(r" \(parameter=\w+(, value=.*)?\)$", re.DOTALL)
 # An engine's error body is a line or two; more than this is not an error body.
 MAX_ERROR_BYTES = 256 * 1024
 
-
-Read = Callable[[], Awaitable[bytes]]
 Count = Callable[..., None]
 
 
@@ -111,7 +99,7 @@ class Relay:
         return json.loads(sink.body)
 
     async def _exchange(
-        self, model: Model, asked: str, path: str, headers: dict[bytes, bytes], body: bytes, answer: "Answer"
+        self, model: Model, asked: str, path: str, headers: dict[bytes, bytes], body: bytes, answer: Answer
     ) -> None:
         """Send the request to a replica and the reply to ``answer``."""
         request = Request(asked, path, headers, body)
@@ -123,7 +111,7 @@ class Relay:
                 self._count(BROKEN_STREAMS, model.name)
             raise
 
-    async def _try_replicas(self, model: Model, request: "Request", answer: "Answer") -> None:
+    async def _try_replicas(self, model: Model, request: "Request", answer: Answer) -> None:
         """One replica after another, while they are lost.
 
         What was not committed yet is asked again, a stream under way is continued where it broke.
@@ -169,7 +157,7 @@ class Relay:
                 move.close()
                 pool.release(lease)
 
-    async def _one_try(self, lease: Lease, request: "Request", answer: "Answer") -> None:
+    async def _one_try(self, lease: Lease, request: "Request", answer: Answer) -> None:
         connection = lease.connection
         try:
             records = b";".join(answer.records)
@@ -206,7 +194,7 @@ class Request:
         if path in resume.PATHS:
             self._lines.append(KEEP_HEADER + b": 1")
 
-    def head(self, lease: Lease, answer: "Answer", records: int) -> bytes:
+    def head(self, lease: Lease, answer: Answer, records: int) -> bytes:
         """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes."""
         grant = lease.grant
         lines = [
@@ -220,7 +208,7 @@ class Request:
             lines.append(GENERATION_HEADER + b": " + answer.generation)
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
-    def why_not(self, answer: "Answer") -> str | None:
+    def why_not(self, answer: Answer) -> str | None:
         """Why another replica cannot go on with the answer; None: it can, as with every answer that has not begun.
         Reads the body only now."""
         if not answer.started:
@@ -234,7 +222,7 @@ class Move:
     """Takes a request off a replica that is leaving, once another one is ready for it: ``start``, then the request's
     connection is interrupted with ``Leaving`` and ``take`` gives the new lease."""
 
-    def __init__(self, pool: LeasePool, lease: Lease, wait_s: float, request: Request, answer: "Answer") -> None:
+    def __init__(self, pool: LeasePool, lease: Lease, wait_s: float, request: Request, answer: Answer) -> None:
         self._pool = pool
         self._lease = lease
         self._wait_s = wait_s
@@ -264,117 +252,6 @@ class Move:
         if self._successor is not None:
             self._pool.release(self._successor)
             self._successor = None
-
-
-class Answer:
-    """What goes back to one client: exactly one of a whole answer, a stream with a defined end, or an error.
-
-    ``records``: the journal of a stream so far, unread (see ``serve_app.model.journal``). ``generation``: who may
-    continue it. ``moves``: how often another replica had to go on.
-    """
-
-    def __init__(self, send: Send, protocol: Protocol) -> None:
-        self._send = send
-        self._protocol = protocol
-        self.started = False
-        self.records: list[bytes] = []
-        self.generation = b""
-        self.moves = 0
-        self.request_id = b""
-        self._events = False
-        self._first = self._last = b""
-
-    async def whole(self, head: Head, body: bytes) -> None:
-        self.started = True
-        length = (b"content-length", str(len(body)).encode())
-        await respond(self._send, head.status, [*self._headers(head), length], body)
-
-    async def stream(self, head: Head, read: Read) -> None:
-        """Relay an SSE stream, whole events at a time; nothing is committed before the replica's first event."""
-        if generation := head.get(KEPT_HEADER):
-            await self._groups(head, read, generation)
-        else:
-            await self._plain(head, read)
-
-    @property
-    def complete(self) -> bool:
-        """The stream's last event went out; only its end is missing."""
-        return self._last.endswith(b"data: [DONE]\n\n")
-
-    async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b""})
-
-    async def _plain(self, head: Head, read: Read) -> None:
-        data = await read()
-        await self._start(head)
-        rest = b""
-        send = self._send
-        while data:
-            if rest:
-                data = rest + data
-            if data.endswith(b"\n\n"):
-                rest = b""
-            else:
-                cut = data.rfind(b"\n\n") + 2
-                data, rest = (data[:cut], data[cut:]) if cut > 1 else (b"", data)
-            if data:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            data = await read()
-        await send({"type": "http.response.body", "body": rest})
-
-    async def _groups(self, head: Head, read: Read, generation: bytes) -> None:
-        """A stream with a journal: the records are kept, the events between them go out. Nothing of it is parsed."""
-        continued = self.started
-        created: tuple[bytes, bytes] | None = None  # as this replica says it, as the first one said it
-        rest = b""
-        while data := await read():
-            if rest:
-                data = rest + data
-            cut = data.rfind(GROUP_END)
-            rest = data[cut + 1 :]
-            if cut < 0:
-                continue
-            parts = [group.partition(RECORD) for group in data[:cut].split(GROUP_END)]
-            events = b"".join([part[0] for part in parts])
-            self.records += [part[2] for part in parts if part[2]]
-            if not self.started:
-                self.generation = generation
-                self._first = events
-                await self._start(head)
-            elif continued:
-                created = created or _created(events, self._first)
-                if created:
-                    events = events.replace(*created)
-            self._last = events
-            await self._send({"type": "http.response.body", "body": events, "more_body": True})
-        await self.end()
-
-    async def _start(self, head: Head) -> None:
-        self.started = self._events = True
-        await self._send({"type": "http.response.start", "status": head.status, "headers": self._headers(head)})
-
-    def _headers(self, head: Head) -> list[tuple[bytes, bytes]]:
-        headers = [(k, v) for k, v in head.headers if k in _RETURNED]
-        headers.append((b"x-request-id", self.request_id))
-        if self.moves:
-            headers.append((MOVES_HEADER, str(self.moves).encode()))
-        return headers
-
-    async def fail(self, error: ModelyardError) -> None:
-        if self._events:
-            await self._send({"type": "http.response.body", "body": errors.sse_event(error, self._protocol)})
-        elif not self.started:
-            self.started = True
-            await respond(self._send, *errors.render(error, self._protocol))
-
-
-def _created(events: bytes, first: bytes) -> tuple[bytes, bytes] | None:
-    """The field ``created`` of a continued stream's ``events``, and of the stream's ``first`` ones.
-
-    A quotation mark inside a JSON string is escaped, so these bytes are always the field.
-    """
-    here, there = _CREATED.search(events), _CREATED.search(first)
-    return (here[0], there[0]) if here and there else None
 
 
 class _Collected:

@@ -1,0 +1,133 @@
+"""What goes back to one client, and what is kept of it should another replica have to go on.
+
+While an answer streams, whole TCP reads are relayed and nothing is looked at but where an SSE event, or a group with a
+journal's record, ends: so a stream is never cut inside one.
+"""
+
+import re
+from collections.abc import Awaitable, Callable
+
+from serve_app import errors
+from serve_app.asgi import Send, respond
+from serve_app.errors import ModelyardError, Protocol
+from serve_app.gateway.upstream import Head
+from serve_app.lease import GROUP_END, KEPT_HEADER, RECORD
+
+# What of the engine's headers the client may see.
+_RETURNED = frozenset((b"content-type", b"cache-control"))
+# Tells the client that its request was taken over by other replicas so often before its answer began.
+MOVES_HEADER = b"x-modelyard-moves"
+_CREATED = re.compile(rb'"created": ?\d+')
+
+Read = Callable[[], Awaitable[bytes]]
+
+
+class Answer:
+    """What goes back to one client: exactly one of a whole answer, a stream with a defined end, or an error.
+
+    ``records``: the journal of a stream so far, unread (see ``serve_app.model.journal``). ``generation``: who may
+    continue it. ``moves``: how often another replica had to go on.
+    """
+
+    def __init__(self, send: Send, protocol: Protocol) -> None:
+        self._send = send
+        self._protocol = protocol
+        self.started = False
+        self.records: list[bytes] = []
+        self.generation = b""
+        self.moves = 0
+        self.request_id = b""
+        self._events = False
+        self._first = self._last = b""
+
+    async def whole(self, head: Head, body: bytes) -> None:
+        self.started = True
+        length = (b"content-length", str(len(body)).encode())
+        await respond(self._send, head.status, [*self._headers(head), length], body)
+
+    async def stream(self, head: Head, read: Read) -> None:
+        """Relay an SSE stream, whole events at a time; nothing is committed before the replica's first event."""
+        if generation := head.get(KEPT_HEADER):
+            await self._groups(head, read, generation)
+        else:
+            await self._plain(head, read)
+
+    @property
+    def complete(self) -> bool:
+        """The stream's last event went out; only its end is missing."""
+        return self._last.endswith(b"data: [DONE]\n\n")
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _plain(self, head: Head, read: Read) -> None:
+        data = await read()
+        await self._start(head)
+        rest = b""
+        send = self._send
+        while data:
+            if rest:
+                data = rest + data
+            if data.endswith(b"\n\n"):
+                rest = b""
+            else:
+                cut = data.rfind(b"\n\n") + 2
+                data, rest = (data[:cut], data[cut:]) if cut > 1 else (b"", data)
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            data = await read()
+        await send({"type": "http.response.body", "body": rest})
+
+    async def _groups(self, head: Head, read: Read, generation: bytes) -> None:
+        """A stream with a journal: the records are kept, the events between them go out. Nothing of it is parsed."""
+        continued = self.started
+        created: tuple[bytes, bytes] | None = None  # as this replica says it, as the first one said it
+        rest = b""
+        while data := await read():
+            if rest:
+                data = rest + data
+            cut = data.rfind(GROUP_END)
+            rest = data[cut + 1 :]
+            if cut < 0:
+                continue
+            parts = [group.partition(RECORD) for group in data[:cut].split(GROUP_END)]
+            events = b"".join([part[0] for part in parts])
+            self.records += [part[2] for part in parts if part[2]]
+            if not self.started:
+                self.generation = generation
+                self._first = events
+                await self._start(head)
+            elif continued:
+                created = created or _created(events, self._first)
+                if created:
+                    events = events.replace(*created)
+            self._last = events
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        await self.end()
+
+    async def _start(self, head: Head) -> None:
+        self.started = self._events = True
+        await self._send({"type": "http.response.start", "status": head.status, "headers": self._headers(head)})
+
+    def _headers(self, head: Head) -> list[tuple[bytes, bytes]]:
+        headers = [(k, v) for k, v in head.headers if k in _RETURNED]
+        headers.append((b"x-request-id", self.request_id))
+        if self.moves:
+            headers.append((MOVES_HEADER, str(self.moves).encode()))
+        return headers
+
+    async def fail(self, error: ModelyardError) -> None:
+        if self._events:
+            await self._send({"type": "http.response.body", "body": errors.sse_event(error, self._protocol)})
+        elif not self.started:
+            self.started = True
+            await respond(self._send, *errors.render(error, self._protocol))
+
+
+def _created(events: bytes, first: bytes) -> tuple[bytes, bytes] | None:
+    """The field ``created`` of a continued stream's ``events``, and of the stream's ``first`` ones.
+
+    A quotation mark inside a JSON string is escaped, so these bytes are always the field.
+    """
+    here, there = _CREATED.search(events), _CREATED.search(first)
+    return (here[0], there[0]) if here and there else None
