@@ -11,19 +11,13 @@ from serve_app.catalog import State
 from serve_app.config import FakeScript, GatewaySettings, RequestLimits
 from serve_app.gateway.routes import RELAYED
 from tests.inprocess import Yard, model, yard
+from tests.sse import events
 
 CHAT = "/v1/chat/completions"
 
 
 def chat(**more: Any) -> dict[str, Any]:
     return {"model": "chat", "messages": [{"role": "user", "content": "two words"}], **more}
-
-
-def events(text: str) -> list[Any]:
-    """The data of each SSE event; the last must be ``[DONE]``."""
-    parts = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
-    assert parts[-1] == "[DONE]"
-    return [json.loads(part) for part in parts[:-1]]
 
 
 def joined(text: str) -> str:

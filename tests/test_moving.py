@@ -1,7 +1,6 @@
 """Requests whose replica is lost, leaves or falls silent: on real sockets and the scripted engine, without Ray."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from serve_app.config import FakeScript, RequestLimits
 from serve_app.gateway.routes import RELAYED
 from serve_app.lease import GROUP_END, RECORD
 from tests.inprocess import FakeModel, Replica, Yard, model, yard
+from tests.sse import events
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 KEEP = {"x-modelyard-keep": "1"}
@@ -32,12 +32,6 @@ def streamed(path: str, **more: Any) -> dict[str, Any]:
 
 def right(tokens: int = TOKENS) -> str:
     return "".join(f"t{i} " for i in range(tokens))
-
-
-def events(text: str) -> list[dict[str, Any]]:
-    parts = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
-    assert parts[-1] == "[DONE]"
-    return [json.loads(part) for part in parts[:-1]]
 
 
 def assert_whole(answer: str) -> None:

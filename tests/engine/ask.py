@@ -1,9 +1,10 @@
 """What the tests of real engines ask, and how they read the answers."""
 
-import json
 from typing import Any
 
 import httpx
+
+from tests import sse
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES, EMBEDDINGS = "/v1/responses", "/v1/messages", "/v1/embeddings"
@@ -30,9 +31,7 @@ def capital(**more: Any) -> dict[str, Any]:
 def events(answer: httpx.Response) -> list[dict[str, Any]]:
     """The JSON events of an OpenAI stream, which must end as such streams do."""
     assert answer.headers["content-type"].startswith("text/event-stream")
-    parts = [part.removeprefix("data: ") for part in answer.text.strip().split("\n\n")]
-    assert parts[-1] == "[DONE]"
-    return [json.loads(part) for part in parts[:-1]]
+    return sse.events(answer.text)
 
 
 def text_of(stream: list[dict[str, Any]]) -> str:

@@ -1,6 +1,5 @@
 """Processes that die, and what is left of them: nothing, and soon a successor."""
 
-import json
 import os
 import signal
 import threading
@@ -14,6 +13,7 @@ import pytest
 from tests.engine.ask import CHAT, COMPLETIONS, assert_answers, capital
 from tests.engine.conftest import START_S, chat_app
 from tests.serve.cluster import Cluster, children, eventually
+from tests.sse import events
 
 pytestmark = pytest.mark.engine
 
@@ -178,9 +178,7 @@ def test_a_killed_replicas_stream_goes_on(engines: Cluster) -> None:
 
 def text_of_completion(answer: httpx.Response | str) -> str:
     stream = answer if isinstance(answer, str) else answer.text
-    data = [line.removeprefix("data: ") for line in stream.splitlines() if line]
-    assert data[-1] == "[DONE]"
-    return "".join(choice["text"] for event in map(json.loads, data[:-1]) for choice in event["choices"])
+    return "".join(choice["text"] for event in events(stream) for choice in event["choices"])
 
 
 def test_a_removed_model_leaves_no_process(engines: Cluster) -> None:

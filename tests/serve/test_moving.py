@@ -1,6 +1,5 @@
 """Nothing is lost on real Ray Serve: replicas and engines that are killed, stopped, scaled down and updated."""
 
-import json
 import re
 import threading
 import time
@@ -12,6 +11,7 @@ import pytest
 
 from serve_app.config import MODEL_DEPLOYMENT
 from tests.serve.cluster import Cluster, eventually, fake_app
+from tests.sse import events
 
 pytestmark = pytest.mark.serve
 CHAT = "/v1/chat/completions"
@@ -26,14 +26,12 @@ def asked(model: str, tokens: int, **more: Any) -> dict[str, Any]:
 
 
 def assert_whole(text: str, tokens: int) -> None:
-    parts = [part.removeprefix("data: ") for part in text.strip().split("\n\n")]
-    assert parts[-1] == "[DONE]", text[-300:]
-    events = [json.loads(part) for part in parts[:-1]]
-    assert [event["error"] for event in events if "error" in event] == []
-    assert len({event["id"] for event in events}) == 1
-    content = "".join(c["delta"].get("content", "") for e in events for c in e["choices"])
+    seen = events(text)
+    assert [event["error"] for event in seen if "error" in event] == []
+    assert len({event["id"] for event in seen}) == 1
+    content = "".join(c["delta"].get("content", "") for e in seen for c in e["choices"])
     assert content == "".join(f"t{i} " for i in range(tokens))
-    assert events[-1]["usage"]["completion_tokens"] == tokens
+    assert seen[-1]["usage"]["completion_tokens"] == tokens
 
 
 class Reader(threading.Thread):

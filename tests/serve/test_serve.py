@@ -1,7 +1,6 @@
 """The product on real Ray Serve with the scripted engine, behind HAProxy and behind Serve's own proxy."""
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -12,6 +11,7 @@ import pytest
 
 from serve_app import local_cluster
 from tests.serve.cluster import GATEWAY, Cluster, eventually, fake_app
+from tests.sse import events
 
 pytestmark = pytest.mark.serve
 CHAT = "/v1/chat/completions"
@@ -28,9 +28,7 @@ def test_answers_and_streams(yard_cluster: Cluster) -> None:
     whole = yard_cluster.client.post(CHAT, json=chat("org/named", max_tokens=3)).json()
     assert (whole["model"], whole["choices"][0]["message"]["content"]) == ("org/named", "t0 t1 t2 ")
     text = yard_cluster.client.post(CHAT, json=chat("named", max_tokens=3, stream=True)).text
-    events = [part.removeprefix("data: ") for part in text.strip().split("\n\n")]
-    assert events[-1] == "[DONE]"
-    assert "".join(json.loads(e)["choices"][0]["delta"]["content"] for e in events[:-1]) == "t0 t1 t2 "
+    assert "".join(e["choices"][0]["delta"]["content"] for e in events(text)) == "t0 t1 t2 "
 
 
 def test_tokens_arrive_as_they_are_made(yard_cluster: Cluster) -> None:
