@@ -200,11 +200,35 @@ class RequestLimits(Spec):
     )
 
 
+class Scaling(Spec):
+    """How the number of replicas follows the queue, within the bounds of ``Model``'s ``autoscaling_config``."""
+
+    target_queue: Float = Field(
+        default=2.0,
+        ge=0,
+        description="Requests per replica that may wait, in the engines and at the gateways; beyond it replicas are "
+        "added.",
+    )
+    down_after_s: Float = Field(
+        default=120.0,
+        ge=0,
+        description="Replicas are taken away once fewer would have done for so long. Longer than a start is wise.",
+    )
+    idle_s: Float = Field(
+        default=300.0, ge=0, description="A model whose min_replicas is 0 sleeps after so long without a request."
+    )
+    wait_for_nodes: bool = Field(
+        default=False,
+        description="Ask for replicas that have no room in the cluster, for a cluster autoscaler to add nodes.",
+    )
+
+
 class CardSettings(Spec):
     """``user_config:`` of the ``Card`` deployment: applies live, restarts nothing."""
 
     also_known_as: tuple[ModelId, ...] = Field(default=(), description="Further ids of this model; slashes allowed.")
     limits: RequestLimits = Field(default=RequestLimits(), description="Bounds on this model's requests.")
+    scaling: Scaling = Field(default=Scaling(), description="How the number of replicas follows the queue.")
 
 
 class GatewayArgs(Spec):
