@@ -70,8 +70,15 @@ def model_of(app: AppSnapshot, card: CardView) -> Model:
         return Model(app.name, State.FAILED, card.error or app.message or "the deployment failed", 0, card)
     if not app.wanted:
         return Model(app.name, State.ASLEEP, "scaled to zero; a request wakes it", 0, card)
-    reason = f"last start failed: {card.error}" if card.error else app.message or "starting"
-    return Model(app.name, State.STARTING, reason, 0, card)
+    reasons = (f"last start failed: {card.error}" if card.error else "", _progress(card), app.message)
+    return Model(app.name, State.STARTING, "; ".join(filter(None, reasons)) or "starting", 0, card)
+
+
+def _progress(card: CardView) -> str:
+    if card.waking_for_s is None:
+        return ""
+    usual = f" of usually {card.wake_s or card.start_s:.0f} s" if card.wake_s or card.start_s else " s"
+    return f"waking for {card.held} request{'s' * (card.held != 1)}: {card.waking_for_s:.0f}{usual}"
 
 
 def _trouble(app: AppSnapshot, card: CardView) -> str:

@@ -21,6 +21,8 @@ CARD_DEPLOYMENT = "Card"
 GATEWAY_DEPLOYMENT = "Gateway"
 MODEL_IMPORT_PATH = "serve_app.model:app"
 GATEWAY_IMPORT_PATH = "serve_app.gateway:app"
+# The autoscaling policy of ``Model`` deployments.
+QUEUE_DEPTH = "serve_app.policy:queue_depth"
 
 APP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 ModelId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,254}$")]
@@ -176,6 +178,19 @@ class RequestLimits(Spec):
 
     max_waiting: Int = Field(default=512, ge=0, description="Requests that may wait for a replica; beyond it: 429.")
     wait_s: Float = Field(default=60.0, gt=0, description="Longest wait for a replica; beyond it: 503.")
+    hold_requests: Int = Field(
+        default=512,
+        ge=0,
+        description="Requests that may wait while no replica runs (asleep, starting); beyond it: 503.",
+    )
+    hold_s: Float = Field(
+        default=300.0, gt=0, description="Longest wait while no replica runs. Longer than a start; beyond it: 503."
+    )
+    keep_alive: bool = Field(
+        default=False,
+        description="Streaming requests that wait get SSE comments with the progress meanwhile, as those do that ask "
+        "for it with the header x-modelyard-keep-alive: 1. Their later errors are events in the stream.",
+    )
     attempts: Int = Field(
         default=4,
         ge=1,

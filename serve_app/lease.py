@@ -69,15 +69,29 @@ class StartReport:
 class CardView:
     """What gateways know of one model beyond Serve's own status.
 
-    ``start_s``: the usual time of a start in seconds, measured on this model's own replicas; None before the first.
-    ``facts`` survive the last replica, so that a sleeping model is still described. ``error``: why the newest start
-    failed, one line; None where it succeeded or is not over. ``alive``: replicas that were heard of lately.
+    ``start_s``: the usual time of a replica's start in seconds, measured on this model's own replicas; None before the
+    first. ``wake_s``: the usual time from the first request to a sleeping model until it answers; None before the first
+    of those. ``waking_for_s``: how long it has been waking now; None where it is not. ``held``: requests that wait at
+    gateways. ``facts`` survive the last replica, so that a sleeping model is still described. ``error``: why the newest
+    start failed, one line; None where it succeeded or is not over. ``alive``: replicas that were heard of lately.
     """
 
     also_known_as: tuple[str, ...] = ()
     limits: RequestLimits = field(default_factory=lambda: RequestLimits())
     facts: EngineFacts | None = None
     start_s: float | None = None
+    wake_s: float | None = None
+    waking_for_s: float | None = None
     error: str | None = None
     alive: int = 0
+    held: int = 0
     created: int = 0
+
+    @property
+    def ready_in_s(self) -> float | None:
+        """Time in seconds until a model that sleeps or starts will probably answer; None where nothing was measured.
+        What takes longer than usual is expected to take a tenth more, over and over."""
+        usual = self.wake_s or self.start_s
+        if usual is None:
+            return None
+        return max(usual - (self.waking_for_s or 0.0), usual / 10)

@@ -56,17 +56,18 @@ def show(answer: Mapping[str, Any], console: Console) -> None:
 
 
 def _table(models: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table("model", "state", "replicas", "usual start", "further ids", "reason", box=None)
+    table = Table("model", "state", "replicas", "usual start", "ready in", "further ids", "reason", box=None)
     for column in table.columns:
         column.overflow = "fold"  # an id that is cut cannot be copied
     for name, model in sorted(models.items()):
-        start = model["usual_start_s"]
+        start, ready_in = model["usual_start_s"], model["ready_in_s"]
         # What comes from models is shown as it is, not as markup.
         table.add_row(
             Text(name),
             Text(model["state"], _COLOURS.get(model["state"], "yellow")),
             str(model["replicas"]),
             "" if start is None else f"{start:.0f} s",
+            "" if ready_in is None else f"{ready_in:.0f} s",
             Text(", ".join(model["also_known_as"])),
             Text(model["reason"]),
         )

@@ -172,6 +172,7 @@ class FakeModel:
     pool: LeasePool | None = None
     streams: int = 0
     watch: ReplicaWatch = field(default_factory=ReplicaWatch)
+    held: list[int] = field(default_factory=list)  # what the gateway told the card, call by call
 
     def entry(self) -> Model:
         running = [r for r in self.replicas if r.alive]
@@ -179,6 +180,9 @@ class FakeModel:
         card = CardView(self.also_known_as, self.limits, facts, start_s=7.0)
         state = self.state or (State.READY if running else State.STARTING)
         return Model(self.name, state, "", len(running), card)
+
+    async def tell_held(self, requests: int) -> None:
+        self.held.append(requests)
 
     def open(self) -> LeaseStream:
         self.streams += 1
@@ -208,7 +212,8 @@ class FakeDirectory:
                 fake.open,
                 limits=lambda: fake.limits,
                 replicas=lambda: sum(r.alive for r in fake.replicas),
-                start_s=lambda: 7.0,
+                ready_in_s=lambda: 7.0,
+                tell_held=fake.tell_held,
                 watch=fake.watch,
                 keep_idle_s=0.1,
             )

@@ -145,8 +145,8 @@ async def test_what_cannot_be_continued_ends_in_one_error_event() -> None:
 
 
 async def test_a_stream_that_no_replica_takes_over_is_counted() -> None:
-    """Nobody is left within ``wait_s``: one error event, [DONE], and the metric of broken streams."""
-    async with yard(pair(replicas=1, wait_s=0.2)) as y:
+    """Nobody is there within ``hold_s``: one error event, [DONE], and the metric of broken streams."""
+    async with yard(pair(replicas=1, hold_s=0.2)) as y:
         last = events(await Stream(y, streamed(CHAT), CHAT).read({5: lambda: lose(y)}))[-1]
         assert last["error"]["code"] == "model_unavailable"
         assert y.counted["modelyard_broken_streams_total", "chat"] == 1

@@ -31,7 +31,7 @@ async def test_every_model_is_listed() -> None:
         status.show(told, Console(file=out, width=120))
         lines = [line.split() for line in out.getvalue().splitlines()]
         assert ["chat", "ready", "2", "7", "s", "org/chat"] in lines
-        assert ["sleepy", "asleep", "0", "7", "s"] in lines
+        assert ["sleepy", "asleep", "0", "7", "s", "7", "s"] in lines
         assert ["x[red]", "ready", "1", "7", "s"] in lines
         assert (await printed(y)).exit_code == 0
 

@@ -5,7 +5,7 @@ journal's record, ends: so a stream is never cut inside one.
 """
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from serve_app import errors
 from serve_app.asgi import Send, respond
@@ -20,6 +20,7 @@ MOVES_HEADER = b"x-modelyard-moves"
 _CREATED = re.compile(rb'"created": ?\d+')
 
 Read = Callable[[], Awaitable[bytes]]
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Answer:
@@ -37,13 +38,23 @@ class Answer:
         self.generation = b""
         self.moves = 0
         self.request_id = b""
-        self._events = False
+        self._events = False  # the head of an SSE stream went out
         self._first = self._last = b""
 
+    async def comment(self, text: str) -> None:
+        """Show a client that asked for it that its request is alive, before there is an answer: an SSE comment. From
+        now on an error can only be an event."""
+        if not self._events:
+            await self._begin(200, [(b"content-type", b"text/event-stream; charset=utf-8")])
+        line = f": {text}\n\n".encode()
+        await self._send({"type": "http.response.body", "body": line, "more_body": True})
+
     async def whole(self, head: Head, body: bytes) -> None:
+        if self._events:
+            raise errors.UpstreamBroken("The model answered with no stream, although the request waited as one.")
         self.started = True
         length = (b"content-length", str(len(body)).encode())
-        await respond(self._send, head.status, [*self._headers(head), length], body)
+        await respond(self._send, head.status, [*self._headers(head.headers), length], body)
 
     async def stream(self, head: Head, read: Read) -> None:
         """Relay an SSE stream, whole events at a time; nothing is committed before the replica's first event."""
@@ -106,11 +117,16 @@ class Answer:
         await self.end()
 
     async def _start(self, head: Head) -> None:
-        self.started = self._events = True
-        await self._send({"type": "http.response.start", "status": head.status, "headers": self._headers(head)})
+        self.started = True
+        if not self._events:
+            await self._begin(head.status, head.headers)
 
-    def _headers(self, head: Head) -> list[tuple[bytes, bytes]]:
-        headers = [(k, v) for k, v in head.headers if k in _RETURNED]
+    async def _begin(self, status: int, headers: Headers) -> None:
+        self._events = True
+        await self._send({"type": "http.response.start", "status": status, "headers": self._headers(headers)})
+
+    def _headers(self, given: Headers) -> list[tuple[bytes, bytes]]:
+        headers = [(k, v) for k, v in given if k in _RETURNED]
         headers.append((b"x-request-id", self.request_id))
         if self.moves:
             headers.append((MOVES_HEADER, str(self.moves).encode()))

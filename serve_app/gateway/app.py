@@ -125,7 +125,7 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
             found = catalog.resolve(model)
             if found.state not in (State.READY, State.ASLEEP):
                 raise errors.Unavailable(
-                    f"The model {model!r} is {found.state}: {found.reason}", retry_after_s=found.card.start_s or 10
+                    f"The model {model!r} is {found.state}: {found.reason}", retry_after_s=found.card.ready_in_s or 10
                 )
             return JSONResponse({"status": "ready", "model": _described(found)})
         return JSONResponse(
@@ -225,6 +225,9 @@ def _described(model: Model) -> dict[str, Any]:
         "also_known_as": list(model.card.also_known_as),
         "tasks": list(model.card.facts.tasks) if model.card.facts else [],
         "usual_start_s": model.card.start_s,
+        "usual_wake_s": model.card.wake_s,
+        "ready_in_s": model.card.ready_in_s if model.state in (State.ASLEEP, State.STARTING) else None,
+        "held": model.card.held,
     }
 
 

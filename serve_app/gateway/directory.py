@@ -18,6 +18,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 from serve_app import catalog, errors
 from serve_app.catalog import AppSnapshot, Catalog, Model, State
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, GatewaySettings
+from serve_app.gateway.held import GATEWAY
 from serve_app.gateway.leases import LeasePool
 from serve_app.lease import CardView
 from serve_app.replica_watch import WATCH
@@ -71,17 +72,21 @@ class Directory:
         return pool
 
     def _new_pool(self, name: str) -> LeasePool:
-        handle = self._models[name]
+        handle, card = self._models[name], self._cards[name]
 
         def now() -> Model:
             return self.catalog.models.get(name) or Model(name, State.STARTING)
+
+        async def tell_held(requests: int) -> None:
+            await card.held.remote(GATEWAY, requests, now().state is State.ASLEEP)
 
         return LeasePool(
             name,
             lambda: handle.lease.remote(),
             limits=lambda: now().card.limits,
             replicas=lambda: now().replicas,
-            start_s=lambda: now().card.start_s,
+            ready_in_s=lambda: now().card.ready_in_s,
+            tell_held=tell_held,
             watch=WATCH,
         )
 
@@ -138,7 +143,9 @@ class Directory:
             card: CardView = await asyncio.wait_for(self._cards[name].card.remote(), CARD_TIMEOUT_S)
         except Exception:
             return last
-        return card if card.facts else replace(card, facts=last.facts, start_s=card.start_s or last.start_s)
+        if card.facts:
+            return card
+        return replace(card, facts=last.facts, start_s=card.start_s or last.start_s, wake_s=card.wake_s or last.wake_s)
 
 
 def snapshot_of(name: str, app: ApplicationStatusOverview) -> AppSnapshot | None:

@@ -12,12 +12,13 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from serve_app import errors
 from serve_app.config import RequestLimits
+from serve_app.gateway.held import HeldReport
 from serve_app.gateway.upstream import Connection, ConnectionBroken, Silent
 from serve_app.lease import ALIVE_PATH, LEASE_HEADER, Grant
 from serve_app.replica_watch import ReplicaWatch
@@ -53,7 +54,8 @@ class Lease:
 
 
 class LeasePool:
-    """``model`` leases. ``lease_stream()`` starts a new lease call; ``replicas()`` says how many replicas run."""
+    """``model`` leases. ``lease_stream()`` starts a new lease call; ``replicas()`` says how many replicas run;
+    ``ready_in_s()`` when one probably will; ``tell_held(requests)`` tells the model's card how many wait here."""
 
     def __init__(
         self,
@@ -62,7 +64,8 @@ class LeasePool:
         *,
         limits: Callable[[], RequestLimits],
         replicas: Callable[[], int],
-        start_s: Callable[[], float | None],
+        ready_in_s: Callable[[], float | None],
+        tell_held: Callable[[int], Awaitable[object]],
         watch: ReplicaWatch,
         keep_idle_s: float = KEEP_IDLE_S,
     ) -> None:
@@ -70,12 +73,13 @@ class LeasePool:
         self._lease_stream = lease_stream
         self._limits = limits
         self._replicas = replicas
-        self._start_s = start_s
+        self._ready_in_s = ready_in_s
         self._watch_replicas = watch
         self._keep_idle_s = keep_idle_s
         self._idle: deque[Lease] = deque()
         self._busy: dict[str, set[Lease]] = {}  # by replica
         self._waiters: deque[asyncio.Future[Lease]] = deque()
+        self._held = HeldReport(lambda: len(self._waiters), tell_held)
         self._openers: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.TimerHandle | None = None
         self._watchers: set[asyncio.Task[None]] = set()
@@ -102,10 +106,21 @@ class LeasePool:
     def idle(self) -> int:
         return len(self._idle)
 
-    async def acquire(self, deadline: float) -> Lease:
-        """A lease for one request. ``deadline``: on the event loop's clock.
+    @property
+    def cold(self) -> bool:
+        """No replica runs: the model is asleep or starting."""
+        return not (self._watch_replicas.running(self._name) or self._replicas())
 
-        Raises ``TooManyRequests`` at once when too many wait, ``Unavailable`` when the deadline passes first.
+    @property
+    def patience_s(self) -> float:
+        """How long a request may wait here now."""
+        return self._limits().hold_s if self.cold else self._limits().wait_s
+
+    async def acquire(self, since: float) -> Lease:
+        """A lease for one request, which has waited ``since`` then (on the event loop's clock).
+
+        Raises ``TooManyRequests`` (``Unavailable`` while no replica runs) at once when too many wait, ``Unavailable``
+        when it has waited for ``patience_s``.
         """
         if self._closed is not None:
             raise self._closed
@@ -116,7 +131,10 @@ class LeasePool:
                 lease = self._idle[at]
                 del self._idle[at]
                 return self._start_use(lease)
-        if len(self._waiters) >= self._limits().max_waiting:
+        if self.cold:
+            if len(self._waiters) >= self._limits().hold_requests:
+                raise self._unavailable(f"No replica of {self._name} runs yet, and {len(self._waiters)} requests wait.")
+        elif len(self._waiters) >= self._limits().max_waiting:
             raise errors.TooManyRequests(
                 f"Too many requests wait for {self._name}: {len(self._waiters)}.",
                 retry_after_s=self._hold_s * len(self._waiters) / max(1, self.in_use),
@@ -124,17 +142,22 @@ class LeasePool:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Lease] = loop.create_future()
         self._waiters.append(waiter)
+        self._held.begin()
         self._open_more()
         try:
-            async with asyncio.timeout_at(deadline):
-                return await waiter
+            while not waiter.done():
+                left = since + self.patience_s - loop.time()
+                if left <= 0:
+                    raise TimeoutError
+                await asyncio.wait([waiter], timeout=left)
+            return waiter.result()
         except BaseException as error:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())  # served in the very moment in which its request gave up
             else:
                 self._leave(waiter)
             if isinstance(error, TimeoutError):
-                raise self._unavailable() from None
+                raise self._unavailable(f"No replica of {self._name} could take the request in time.") from None
             raise
 
     def release(self, lease: Lease) -> None:
@@ -170,18 +193,16 @@ class LeasePool:
         self._waiters.clear()
         while self._idle:
             self._let_go(self._idle.pop())
+        self._held.close()
         for task in (*self._openers, *self._pulses.values()):
             task.cancel()
         pending = [*self._openers, *self._watchers, *self._pulses.values()]
         if pending:
             await asyncio.wait(pending, timeout=5)
 
-    def _unavailable(self) -> errors.Unavailable:
-        usual = self._start_s()
-        return errors.Unavailable(
-            f"No replica of {self._name} could take the request in time.",
-            retry_after_s=usual if usual is not None and self._replicas() == 0 else FALLBACK_RETRY_AFTER_S,
-        )
+    def _unavailable(self, message: str) -> errors.Unavailable:
+        ready_in_s = self._ready_in_s() if self.cold else None
+        return errors.Unavailable(message, retry_after_s=ready_in_s or FALLBACK_RETRY_AFTER_S)
 
     def _start_use(self, lease: Lease) -> Lease:
         lease.since = time.monotonic()
@@ -224,7 +245,9 @@ class LeasePool:
     def _open_more(self) -> None:
         if self._closed is not None:
             return
-        while len(self._openers) < min(len(self._waiters), MAX_OPENING):
+        # One call is enough to wake a model, and stays alone until it has an answer.
+        most = 1 if self.cold else MAX_OPENING
+        while len(self._openers) < min(len(self._waiters), most):
             opener = asyncio.create_task(self._open())
             self._openers.add(opener)
             opener.add_done_callback(self._opened)

@@ -18,8 +18,8 @@ from serve_app.errors import ModelyardError
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.leases import Lease, LeasePool
-from serve_app.gateway.request import asked_model
-from serve_app.gateway.routes import Route
+from serve_app.gateway.request import asked_model, parse
+from serve_app.gateway.routes import BY_PATH, Route
 from serve_app.gateway.upstream import ConnectionBroken, LeaseExpired, Leaving
 from serve_app.lease import (
     ASKED_MODEL_HEADER,
@@ -34,6 +34,10 @@ from serve_app.signals import BROKEN_STREAMS, MOVES
 
 logger = logging.getLogger("ray.serve")
 
+# A client that asks for signs of life while it waits gets the first one after so long, and then one every so often.
+KEEP_ALIVE_HEADER = b"x-modelyard-keep-alive"
+FIRST_SIGN_S = 1.0
+SIGN_S = 5.0
 # What of the client's headers the engine may see. Never authorization or cookies.
 _FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version"))
 # What a replica answers for itself rather than for the request.
@@ -119,12 +123,15 @@ class Relay:
         pool = self._directory.pool(model)
         limits = model.card.limits
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + limits.wait_s
+        since = loop.time()
+        shows = (limits.keep_alive or request.keep_alive) and request.streams
         successor: Lease | None = None
         lost = 0
         while True:
-            lease = successor or await pool.acquire(deadline)
-            move = Move(pool, lease, limits.wait_s, request, answer)
+            lease = successor or await (
+                self._acquire_with_signs(pool, since, model.name, answer) if shows else pool.acquire(since)
+            )
+            move = Move(pool, lease, request, answer)
             lease.on_leaving = move.start
             try:
                 await self._one_try(lease, request, answer)
@@ -139,7 +146,7 @@ class Relay:
                         f"The model's replica went away in the middle of the answer, which cannot be continued: {why}."
                     ) from broken
                 successor = move.take() if isinstance(broken, Leaving) else None
-                if isinstance(broken, LeaseExpired) and loop.time() < deadline:
+                if isinstance(broken, LeaseExpired) and loop.time() < since + pool.patience_s:
                     continue
                 if successor is None:
                     lost += 1
@@ -152,10 +159,32 @@ class Relay:
                 answer.moves += 1
                 self._count(MOVES, model.name, "stream" if answer.started else "request", broken.why)
                 if answer.started:
-                    deadline = loop.time() + limits.wait_s
+                    since = loop.time()
             finally:
                 move.close()
                 pool.release(lease)
+
+    async def _acquire_with_signs(self, pool: LeasePool, since: float, name: str, answer: Answer) -> Lease:
+        """``pool.acquire``, with a sign of life to the client from time to time."""
+        acquiring = asyncio.ensure_future(pool.acquire(since))
+        try:
+            pause_s = FIRST_SIGN_S
+            while not (await asyncio.wait([acquiring], timeout=pause_s))[0]:
+                await answer.comment(f"{name} {self._progress(name)}")
+                pause_s = SIGN_S
+            return acquiring.result()
+        except BaseException:
+            acquiring.cancel()
+            with contextlib.suppress(ModelyardError, asyncio.CancelledError):
+                pool.release(await acquiring)  # granted in the very moment in which the client left
+            raise
+
+    def _progress(self, name: str) -> str:
+        model = self._directory.catalog.models.get(name)
+        if model is None or model.replicas:
+            return "is busy: waiting for a place"
+        left = f", about {model.card.ready_in_s:.0f} s left" if model.card.ready_in_s is not None else ""
+        return f"is starting{left}"
 
     async def _one_try(self, lease: Lease, request: "Request", answer: Answer) -> None:
         connection = lease.connection
@@ -187,12 +216,18 @@ class Request:
     def __init__(self, asked: str, path: str, headers: dict[bytes, bytes], body: bytes) -> None:
         self.path = path
         self.body = body
+        self.keep_alive = headers.get(KEEP_ALIVE_HEADER, b"0") not in (b"0", b"false", b"")
         # Also the answer's id in vLLM: one that is continued elsewhere keeps it.
         self.id = clean_request_id(headers.get(b"x-request-id", b"")) or secrets.token_hex(16).encode()
         self._lines = [ASKED_MODEL_HEADER + b": " + asked.encode(), b"x-request-id: " + self.id]
         self._lines += [name + b": " + value for name, value in headers.items() if name in _FORWARDED]
         if path in resume.PATHS:
             self._lines.append(KEEP_HEADER + b": 1")
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer will be a stream. Reads the body."""
+        return BY_PATH[self.path].streams and parse(self.body).stream is True
 
     def head(self, lease: Lease, answer: Answer, records: int) -> bytes:
         """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes."""
@@ -222,10 +257,9 @@ class Move:
     """Takes a request off a replica that is leaving, once another one is ready for it: ``start``, then the request's
     connection is interrupted with ``Leaving`` and ``take`` gives the new lease."""
 
-    def __init__(self, pool: LeasePool, lease: Lease, wait_s: float, request: Request, answer: Answer) -> None:
+    def __init__(self, pool: LeasePool, lease: Lease, request: Request, answer: Answer) -> None:
         self._pool = pool
         self._lease = lease
-        self._wait_s = wait_s
         self._request = request
         self._answer = answer
         self._task: asyncio.Task[None] | None = None
@@ -238,7 +272,7 @@ class Move:
     async def _run(self) -> None:
         # Nobody free in time: the request stays where it is, until it ends or its replica does.
         with contextlib.suppress(ModelyardError):
-            self._successor = await self._pool.acquire(asyncio.get_running_loop().time() + self._wait_s)
+            self._successor = await self._pool.acquire(asyncio.get_running_loop().time())
             if not self._answer.started or self._answer.generation == self._successor.grant.generation.encode():
                 self._lease.connection.interrupt(Leaving("the replica is leaving"))
 
