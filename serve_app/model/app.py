@@ -9,40 +9,46 @@ import asyncio
 import contextlib
 import logging
 import os
-import statistics
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import psutil
 import ray
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, ModelArgs, RequestLimits
 from serve_app.lease import CardView, Grant, StartReport
+from serve_app.model.card_memory import CardMemory
 from serve_app.model.engine_protocol import Engine
 from serve_app.model.free_resources import free_resources
 from serve_app.model.http_server import HttpServer
 from serve_app.model.journal import Journaled
 from serve_app.model.lease_gate import LeaseGate
-from serve_app.model.placement import placement
-from serve_app.model.rollout import NEW_FIRST, rollout
+from serve_app.model.placement import Placement, placement
+from serve_app.model.rollout import NEW_FIRST, rollout, room_for
+from serve_app.policy import as_numbers
 from serve_app.resume import generation
+from serve_app.scaling import EngineStats
 
 logger = logging.getLogger("ray.serve")
 
 # A lease that nobody used for so long is given up, should a gateway's release ever get lost. Gateways keep an idle
 # lease for at most a second.
 UNUSED_LEASE_S = 5.0
-STARTS_KEPT = 5
 # How often the engine is asked for a sign of life.
 PING_S = 1.0
+# Replicas report to the card at each health check. Who misses three is not counted as alive (``SILENT_REPLICA_S``).
 HEALTH_CHECK_PERIOD_S = 5.0
-# Replicas report to the card at each health check. Who misses three is not counted as alive.
-SILENT_S = 3 * HEALTH_CHECK_PERIOD_S
+# How often engines tell the card what they have to do, and how often the scaling policy hears of it.
+SIGNALS_S = 0.5
+ROOM_S = 2.0
+# An engine that has nothing new to tell says so less often.
+SAME_SIGNALS_S = 2.0
 
 
 # Gateways ask the card every few seconds, and leases are no requests of anybody's: the gateway has the access log.
@@ -51,7 +57,15 @@ QUIET = LoggingConfig(enable_access_log=False)
 
 @serve.deployment(
     name=CARD_DEPLOYMENT,
-    num_replicas=1,
+    # Always one. A card scales nothing: this is how its numbers reach the policy of ``Model``, which runs in the same
+    # controller, within a second and also while no replica of the model lives.
+    autoscaling_config=AutoscalingConfig(
+        min_replicas=1,
+        max_replicas=1,
+        metrics_interval_s=SIGNALS_S,
+        look_back_period_s=4 * SIGNALS_S,
+        policy=AutoscalingPolicy(policy_function="serve_app.policy:card_signals"),
+    ),
     max_ongoing_requests=1000,
     ray_actor_options={"num_cpus": 0},
     # A card asks for nothing, so there is always room for the next one: no start goes unheard while a model is rolled.
@@ -59,51 +73,39 @@ QUIET = LoggingConfig(enable_access_log=False)
     logging_config=QUIET,
 )
 class Card:
-    """Describes one model to gateways. One writer per fact: Serve writes the settings, replicas write their starts."""
+    """Describes one model to gateways and to the scaling policy: Serve's door to a ``CardMemory``."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, where: Placement, slots: int) -> None:
         # Holding the handle is what makes `Model` part of this application.
         self._model = model
-        self._settings = CardSettings()
-        self._newest = StartReport("", at=0.0)
-        self._described = StartReport("", at=0.0)  # the newest that succeeded
-        self._start_s: dict[str, float] = {}  # by replica, newest last
-        self._heard: dict[str, float] = {}  # when each replica last said that it runs
-        self._created = int(time.time())
+        self._memory = CardMemory(slots)
+        self._room = Room(where)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        self._settings = CardSettings(**user_config)
+        self._memory.settings = CardSettings(**user_config)
 
     async def card(self) -> CardView:
-        return CardView(
-            also_known_as=self._settings.also_known_as,
-            limits=self._settings.limits,
-            facts=self._described.facts,
-            start_s=statistics.median(self._start_s.values()) if self._start_s else None,
-            error=self._newest.error,
-            alive=len(self._lately()),
-            created=self._created,
-        )
+        return self._memory.view()
 
     async def report(self, start: StartReport) -> RequestLimits:
-        """A replica says how its start went. Saying it again changes nothing, and the newest start is what counts:
-        old replicas that still answer do not hide that their successors cannot start. The limits are what it asks for.
-        """
-        if start.at >= self._newest.at:
-            self._newest = start
-        if start.facts is not None and start.at >= self._described.at:
-            self._described = start
-        if start.error is None:
-            self._heard = self._lately() | {start.replica: time.monotonic()}
-        if start.seconds is not None:
-            self._start_s[start.replica] = start.seconds
-            while len(self._start_s) > STARTS_KEPT:
-                del self._start_s[next(iter(self._start_s))]
-        return self._settings.limits
+        """A replica says how its start went, at each health check again; the limits are what it asks for."""
+        self._memory.started(start)
+        return self._memory.settings.limits
 
-    def _lately(self) -> dict[str, float]:
-        since = time.monotonic() - SILENT_S
-        return {replica: at for replica, at in self._heard.items() if at > since}
+    async def engine(self, replica: str, stats: EngineStats) -> None:
+        """A replica says what its engine has to do."""
+        self._memory.engine(replica, stats)
+
+    async def held(self, gateway: str, requests: int, asleep: bool) -> None:
+        """A gateway says how many requests wait there for a replica."""
+        self._memory.held(gateway, requests, asleep)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        signals = self._memory.signals()
+        if signals.queue:
+            # Only who may need another replica has to know whether there is room for it.
+            signals = replace(signals, placeable=await self._room.look())
+        return as_numbers(signals, self._memory.settings.scaling)
 
 
 @serve.deployment(
@@ -146,7 +148,7 @@ class Model:
         await self._server.start()
         self._started = StartReport(self._replica, at, facts=facts, seconds=time.monotonic() - started)
         await self._tell_card(self._started)
-        self._watcher = asyncio.create_task(self._watch_engine())
+        self._tasks = [asyncio.create_task(self._watch_engine()), asyncio.create_task(self._tell_stats())]
 
     async def lease(self) -> AsyncIterator[Grant]:
         """Hold one slot of this replica for as long as this call stays open (see ``serve_app.lease``)."""
@@ -187,6 +189,16 @@ class Model:
                 logger.error("the engine of %s gave no sign of life, so this replica ends: %r", self._app_name, error)
                 end_with_children()
 
+    async def _tell_stats(self) -> None:
+        told, at = EngineStats(), 0.0
+        while True:
+            stats, now = self._engine.stats(), time.monotonic()
+            if stats != told or now - at >= SAME_SIGNALS_S:
+                with contextlib.suppress(Exception):  # the next one says it too
+                    await asyncio.wait_for(self._card.engine.remote(self._replica, stats), SAME_SIGNALS_S)
+                told, at = stats, now
+            await asyncio.sleep(SIGNALS_S)
+
     async def _tell_card(self, report: StartReport) -> None:
         try:
             limits: RequestLimits = await asyncio.wait_for(self._card.report.remote(report), 2.0)
@@ -197,9 +209,27 @@ class Model:
     async def __del__(self) -> None:
         """Serve's hook at the end of a graceful stop."""
         if hasattr(self, "_server"):
-            self._watcher.cancel()
+            for task in self._tasks:
+                task.cancel()
             await self._server.stop()
         self._engine.shutdown()
+
+
+class Room:
+    """How many more replicas the cluster has room for, looked up at most every ``ROOM_S`` seconds."""
+
+    def __init__(self, where: Placement) -> None:
+        self._where = where
+        self._known: int | None = None
+        self._at: float | None = None
+
+    async def look(self) -> int | None:
+        """None where the cluster does not say."""
+        if self._at is None or time.monotonic() - self._at >= ROOM_S:
+            free = await asyncio.to_thread(free_resources)
+            self._known = None if free is None else room_for(self._where, free)
+            self._at = time.monotonic()
+        return self._known
 
 
 def end_with_children() -> None:
@@ -220,7 +250,7 @@ def build_engine(args: ModelArgs, name: str) -> Engine:
     if args.source.fake is not None:
         from serve_app.model.fake_engine import FakeEngine
 
-        return FakeEngine(args.source.fake, name)
+        return FakeEngine(args.source.fake, name, args.max_num_seqs)
     from serve_app.model.engine import VllmEngine
 
     return VllmEngine(args, name)
@@ -246,5 +276,5 @@ def app(args: ModelArgs) -> Application:
         # What a deployment file says of it wins: Serve puts its options over these.
         max_surge_percent=rolled.max_surge_percent,
     )
-    application: Application = Card.bind(model.bind(args))  # type: ignore[attr-defined]
+    application: Application = Card.bind(model.bind(args), where, args.max_num_seqs)  # type: ignore[attr-defined]
     return application

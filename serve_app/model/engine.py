@@ -25,6 +25,7 @@ from serve_app.model.commit_late import ADMISSION, Admission, CommitLate
 from serve_app.model.engine_args import read_numbers
 from serve_app.model.engine_protocol import ASKED_MODEL
 from serve_app.model.journal import JOURNAL, Journal
+from serve_app.scaling import EngineStats
 from serve_app.sources import read_shape, resolve
 
 logger = logging.getLogger("ray.serve")
@@ -48,6 +49,7 @@ MAKE_ARG_PARSER = (
 ARGUMENT_PARSER = ("vllm.utils.argparse_utils:FlexibleArgumentParser",)
 ENGINE_ARGS = ("vllm.engine.arg_utils:AsyncEngineArgs",)
 ASYNC_LLM = ("vllm.v1.engine.async_llm:AsyncLLM",)
+STAT_LOGGER_BASE = ("vllm.v1.metrics.loggers:StatLoggerBase",)
 FINISH_REASON = ("vllm.v1.engine:FinishReason",)
 GET_MAX_TOKENS = ("vllm.entrypoints.serve.utils.api_utils:get_max_tokens",)
 CREATE_ERROR_RESPONSE = (
@@ -122,6 +124,7 @@ class VllmEngine:
         self._llm: Any = None
         self._app: Any = None
         self._end: threading.Timer | None = None
+        self._step: Any = None  # the scheduler's numbers after the engine's last step
 
     async def start(self) -> EngineFacts:
         # Quiet by default; a config's `env:` wins because it is already in the environment.
@@ -132,7 +135,10 @@ class VllmEngine:
         config = engine_args.create_engine_config()
         # Blocks until the weights are loaded and the KV cache is laid out.
         self._llm = _first(ASYNC_LLM).from_vllm_config(
-            config, enable_log_requests=False, disable_log_stats=engine_args.disable_log_stats
+            config,
+            enable_log_requests=False,
+            disable_log_stats=engine_args.disable_log_stats,
+            stat_loggers=[_stat_logger(self._note_step)],
         )
         namespace = self._namespace(engine_args)
         # A set in another order in each process.
@@ -188,6 +194,18 @@ class VllmEngine:
             self._end.start()
         return dead
 
+    def _note_step(self, scheduler_stats: Any) -> None:
+        self._step = scheduler_stats
+
+    def stats(self) -> EngineStats:
+        unfinished = self.report()["running"]
+        step = self._step
+        # The engine tells its numbers after a step, and aborted requests need none: the last one may be old.
+        if step is None or not unfinished:
+            return EngineStats(running=unfinished)
+        waiting = min(unfinished, step.num_waiting_reqs + step.num_skipped_waiting_reqs)
+        return EngineStats(unfinished - waiting, waiting, step.kv_cache_usage)
+
     def report(self) -> dict[str, Any]:
         processor = getattr(self._llm, "output_processor", None)
         return {"running": processor.get_num_unfinished_requests() if processor else 0}
@@ -196,6 +214,23 @@ class VllmEngine:
         if self._llm is not None:
             self._llm.shutdown()
             self._llm = None
+
+
+def _stat_logger(note: Callable[[Any], None]) -> Any:
+    """A logger class for vLLM that hands the scheduler's numbers to ``note`` after every step."""
+
+    class StepNoter(_first(STAT_LOGGER_BASE)):  # type: ignore[misc]
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            pass
+
+        def record(self, scheduler_stats: Any, *_args: Any, **_kwargs: Any) -> None:
+            if scheduler_stats is not None:
+                note(scheduler_stats)
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return StepNoter
 
 
 class _ExitFlag:

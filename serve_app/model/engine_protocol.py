@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from serve_app.asgi import ASGIApp
 from serve_app.lease import EngineFacts
+from serve_app.scaling import EngineStats
 
 # The id that the client asked for, for the length of one request: the answer's ``model`` repeats it, whichever of
 # the model's names it was. The gateway has resolved it already, so the engine accepts whatever stands here.
@@ -25,6 +26,9 @@ class Engine(Protocol):
     async def ping(self) -> None:
         """Return once the engine itself has answered, however busy: between two of its steps. Raises where it is
         dead; waits for ever where it stands still."""
+
+    def stats(self) -> EngineStats:
+        """What runs and waits now."""
 
     def report(self) -> dict[str, Any]:
         """Counters for tests and status pages."""

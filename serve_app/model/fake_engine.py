@@ -28,6 +28,7 @@ from serve_app.config import FakeScript
 from serve_app.lease import EngineFacts
 from serve_app.model.engine_protocol import ASKED_MODEL
 from serve_app.model.journal import JOURNAL, Journal
+from serve_app.scaling import EngineStats
 
 _PATHS = {
     "generate": (
@@ -113,9 +114,11 @@ class EngineProcess:
 
 
 class FakeEngine:
-    def __init__(self, script: FakeScript, name: str) -> None:
+    def __init__(self, script: FakeScript, name: str, max_num_seqs: int = 256) -> None:
         self._script = script
         self._name = name
+        self._max_num_seqs = max_num_seqs
+        self._seats = asyncio.Semaphore(max_num_seqs)
         self._running = 0
         self._finished = 0
         self._aborted = 0
@@ -143,6 +146,10 @@ class FakeEngine:
     async def ping(self) -> None:
         if self._process is not None:
             await self._process.step()
+
+    def stats(self) -> EngineStats:
+        running = min(self._running, self._max_num_seqs)
+        return EngineStats(running, self._running - running)
 
     def report(self) -> dict[str, Any]:
         return {
@@ -192,7 +199,7 @@ class FakeEngine:
         # As vLLM does it: the answer's id is the request's.
         answer_id = "fake-" + dict(scope["headers"]).get(b"x-request-id", b"1").decode("latin-1")
         with suppress(ClientLeft), self._counted():
-            async with while_client_stays(receive):
+            async with while_client_stays(receive), self._seats:
                 await self._work(scope["path"], answer_id, request, fake, send)
 
     async def _work(self, path: str, answer_id: str, request: dict[str, Any], fake: dict[str, Any], send: Send) -> None:

@@ -35,9 +35,16 @@ def rollout(where: Placement, free: Mapping[str, Bundle] | None) -> Rollout:
     if free is None:
         return Rollout(OLD_FIRST, "updates stop the old replica first: what is free in the cluster is not known")
     asked = _asked(where)
-    if _fit(asked, free):
+    if room_for(where, free, most=1):
         return Rollout(NEW_FIRST, f"updates start the new replica first: {_words(asked)} fits into what is free")
     return Rollout(OLD_FIRST, f"updates stop the old replica first: there is no room for another {_words(asked)}")
+
+
+def room_for(where: Placement, free: Mapping[str, Bundle], most: int = 64) -> int:
+    """How many more replicas fit into what is ``free``, counted up to ``most``."""
+    asked = _asked(where)
+    nodes = [dict(node) for node in free.values()]
+    return next((count for count in range(most) if not _take(asked, nodes)), most)
 
 
 def _asked(where: Placement) -> list[Bundle]:
@@ -51,8 +58,8 @@ def _asked(where: Placement) -> list[Bundle]:
     return list(where.bundles)
 
 
-def _fit(bundles: Sequence[Bundle], free: Mapping[str, Bundle]) -> bool:
-    nodes = [dict(node) for node in free.values()]
+def _take(bundles: Sequence[Bundle], nodes: Sequence[dict[str, float]]) -> bool:
+    """Whether ``bundles`` fit into what ``nodes`` have left, which is less by them afterwards."""
     for bundle in bundles:
         node = next((node for node in nodes if _holds(node, bundle)), None)
         if node is None:
