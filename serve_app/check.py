@@ -25,6 +25,7 @@ from serve_app.check_levels import (
     OTHER_LEVELS,
     REFUSED_EVERYWHERE,
     REFUSED_ON_MODEL,
+    WITHOUT_EFFECT,
     Level,
     near,
     nested_model,
@@ -264,16 +265,32 @@ class _Checker:
                 if key in kept:
                     self.fault(f"{where}.{key}", "may not be set here", hint)
                     del kept[key]
-            scaling = kept.get("autoscaling_config")
-            policy = scaling.get("policy") if isinstance(scaling, dict) else None
-            if isinstance(policy, dict) and "policy_kwargs" in policy:
-                self.fault(f"{where}.autoscaling_config.policy.policy_kwargs", "may not be set here", LIVE)
+            self.scaling(where, kept, is_model=name == config.MODEL_DEPLOYMENT)
             self.deployment(where, kept, levels)
             given = kept.get("user_config")
             if isinstance(given, dict) and isinstance(name, str) and name in settings:
                 place = f"{where}.user_config"
                 found[place] = self.spec(place, given, settings[name], levels)
         return found
+
+    def scaling(self, path: str, override: dict[str, Any], *, is_model: bool) -> None:
+        """Serve's own policy counts requests as its handles see them, and it would be used silently."""
+        scaling, auto = override.get("autoscaling_config"), override.get("num_replicas") == "auto"
+        policy = scaling.get("policy") if isinstance(scaling, dict) else None
+        if isinstance(policy, dict) and "policy_kwargs" in policy:
+            self.fault(f"{path}.autoscaling_config.policy.policy_kwargs", "may not be set here", LIVE)
+        if not is_model or not (isinstance(scaling, dict) or auto):
+            return
+        if policy is None:
+            self.fault(
+                f"{path}.autoscaling_config.policy",
+                "is missing: replicas would follow Serve's own rules, not the engine's queue",
+                f"write policy: {{policy_function: {config.QUEUE_DEPTH}}}",
+            )
+        elif isinstance(policy, dict) and policy.get("policy_function") == config.QUEUE_DEPTH:
+            for key in WITHOUT_EFFECT & (scaling or {}).keys():
+                hint = "its targets are in deployments: [{name: Card, user_config: {scaling: …}}]"
+                self.fault(f"{path}.autoscaling_config.{key}", f"has no effect with {config.QUEUE_DEPTH}", hint)
 
     def model_args(self, path: str, args: dict[str, Any]) -> None:
         kept = self.known(path, args, config.ModelArgs, MODEL_LEVELS)
@@ -411,6 +428,9 @@ class _Checker:
                     self.fault(where, in_words(error))
                 places[where] = error["loc"][0] if error["loc"] else None
             return set(places.values())
+        except (ImportError, AttributeError, ValueError) as e:  # Serve imports the policies that a file names
+            self.fault(path, f"names code that cannot be imported: {e}")
+            return set()
         # Serve warns of what it will refuse one day; what it merely calls deprecated is still the way to set it.
         self.notes += [f"{path}: {w.message}" for w in caught if issubclass(w.category, FutureWarning)]
         return set()

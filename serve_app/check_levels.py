@@ -33,6 +33,21 @@ REFUSED_ON_MODEL = {
     "max_queued_requests": _SLOTS,
     "user_config": "it belongs to the Card: deployments: [{name: Card, user_config: …}]",
 }
+# What of Serve's autoscaling_config our own policy does not look at.
+WITHOUT_EFFECT = frozenset(
+    {
+        "target_ongoing_requests",
+        "upscale_delay_s",
+        "downscale_delay_s",
+        "downscale_to_zero_delay_s",
+        "upscaling_factor",
+        "downscaling_factor",
+        "smoothing_factor",
+        "upscale_smoothing_factor",
+        "downscale_smoothing_factor",
+        "aggregation_function",
+    }
+)
 # Serve keeps these in an application for another file format and refuses them in this one.
 NOT_IN_AN_ENTRY = ("host", "port")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from serve_app import sources
 from serve_app.check import Fault, Report, check_config, check_file
-from serve_app.config import Source
+from serve_app.config import QUEUE_DEPTH, Source
 from serve_app.model import engine_args
 
 
@@ -67,6 +67,9 @@ def _card(**settings: Any) -> dict[str, Any]:
     return {"name": "Card", "user_config": settings}
 
 
+POLICY = {"policy": {"policy_function": QUEUE_DEPTH}}
+
+
 def _check(*entries: Any, gateway: dict[str, Any] = GATEWAY, **top: Any) -> Report:
     return _check_data({"applications": [gateway, *entries], **top})
 
@@ -84,7 +87,13 @@ def test_a_right_file_has_no_faults() -> None:
     assert _check(_model()) == Report((), ())
     model = {
         "name": "Model",
-        "autoscaling_config": {"min_replicas": 0, "max_replicas": 4, "metrics_interval_s": 1, "look_back_period_s": 5},
+        "autoscaling_config": {
+            "min_replicas": 0,
+            "max_replicas": 4,
+            "metrics_interval_s": 1,
+            "look_back_period_s": 5,
+            **POLICY,
+        },
         "max_surge_percent": 100,
         "graceful_shutdown_timeout_s": 600,
         "health_check_period_s": 5,
@@ -216,7 +225,10 @@ def test_unknown_keys_of_serve_are_refused_at_every_level() -> None:
         ({"max_queued_requests": 5}, "max_queued_requests"),
         ({"request_router_config": {}}, "request_router_config"),
         ({"user_config": {}}, "user_config"),
-        ({"autoscaling_config": {"policy": {"policy_kwargs": {"a": 1}}}}, "autoscaling_config.policy.policy_kwargs"),
+        (
+            {"autoscaling_config": {"policy": {**POLICY["policy"], "policy_kwargs": {"a": 1}}}},
+            "autoscaling_config.policy.policy_kwargs",
+        ),
     ],
 )
 def test_what_modelyard_computes_may_not_be_overridden(override: dict[str, Any], key: str) -> None:
@@ -265,10 +277,13 @@ def test_a_wrong_entry(change: dict[str, Any], line: str) -> None:
     [
         ({"num_replicas": 0}, "num_replicas: must be auto or a whole number of at least 1, is 0"),
         ({"num_replicas": "two"}, "num_replicas: must be auto or a whole number of at least 1, is two"),
-        ({"num_replicas": 2, "autoscaling_config": {}}, "num_replicas: cannot be given together with autosc"),
+        ({"num_replicas": 2, "autoscaling_config": POLICY}, "num_replicas: cannot be given together with autosc"),
         ({"max_surge_percent": 101}, "max_surge_percent: must be at most 100, is 101"),
-        ({"autoscaling_config": {"min_replicas": -1}}, "autoscaling_config.min_replicas: must be at least 0, is -1"),
-        ({"autoscaling_config": {"min_replicas": 2}}, "autoscaling_config: max_replicas (1) must be greater"),
+        (
+            {"autoscaling_config": {"min_replicas": -1, **POLICY}},
+            "autoscaling_config.min_replicas: must be at least 0, is -1",
+        ),
+        ({"autoscaling_config": {"min_replicas": 2, **POLICY}}, "autoscaling_config: max_replicas (1) must be greater"),
     ],
 )
 def test_values_of_serves_options(override: dict[str, Any], line: str) -> None:
@@ -279,8 +294,39 @@ def test_values_of_serves_options(override: dict[str, Any], line: str) -> None:
 
 def test_num_replicas_auto_brings_its_own_bounds() -> None:
     """Serve's `auto` allows 100 replicas, so a lower bound alone is right with it, and with it only."""
-    model = {"name": "Model", "num_replicas": "auto", "autoscaling_config": {"min_replicas": 2}}
+    model = {"name": "Model", "num_replicas": "auto", "autoscaling_config": {"min_replicas": 2, **POLICY}}
     assert _check(_model(deployments=[model])).faults == ()
+
+
+def own_policy(_context: Any) -> Any:
+    """A policy of somebody's own, for a file that names it."""
+
+
+def test_a_policy_that_cannot_be_imported_is_a_fault() -> None:
+    """Serve imports it while it reads the file."""
+    own = {"autoscaling_config": {"policy": {"policy_function": "no_such_module:policy"}}}
+    fault = _check(_model(deployments=[{"name": "Model", **own}])).faults[0]
+    assert "cannot be imported: No module named 'no_such_module'" in str(fault)
+
+
+@pytest.mark.parametrize("override", [{"autoscaling_config": {"max_replicas": 2}}, {"num_replicas": "auto"}])
+def test_scaling_without_our_policy_is_a_fault(override: dict[str, Any]) -> None:
+    """Serve would take its own silently; the fault says what to write. A policy of one's own is one's own choice."""
+    (fault,) = _check(_model(deployments=[{"name": "Model", **override}])).faults
+    assert fault.path == "applications[1] (chat).deployments[0] (Model).autoscaling_config.policy"
+    assert fault.hint == "write policy: {policy_function: serve_app.policy:queue_depth}"
+    own = {"autoscaling_config": {"policy": {"policy_function": f"{__name__}:own_policy"}, "upscale_delay_s": 1}}
+    assert _check(_model(deployments=[{"name": "Model", **own}])).faults == ()
+    gateway = {**GATEWAY, "deployments": [{"name": "Gateway", "autoscaling_config": {"max_replicas": 2}}]}
+    assert _check(_model(), gateway=gateway).faults == ()
+
+
+def test_what_our_policy_does_not_read_is_a_fault() -> None:
+    """A delay that is written but not kept would be believed."""
+    model = {"name": "Model", "autoscaling_config": {"max_replicas": 2, "upscale_delay_s": 5, **POLICY}}
+    (fault,) = _check(_model(deployments=[model])).faults
+    assert fault.path.endswith("autoscaling_config.upscale_delay_s")
+    assert "has no effect" in str(fault)
 
 
 def test_what_only_serve_checks_is_still_found() -> None:
@@ -617,7 +663,7 @@ RIGHT = {
             resources={"num_gpus": 1},
             env={"A": "1"},
             deployments=[
-                {"name": "Model", "autoscaling_config": {"max_replicas": 2}},
+                {"name": "Model", "autoscaling_config": {"max_replicas": 2, **POLICY}},
                 _card(also_known_as=["x"], limits={}),
             ],
         ),
