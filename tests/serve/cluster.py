@@ -19,6 +19,7 @@ from serve_app.config import (
     GATEWAY_IMPORT_PATH,
     MODEL_DEPLOYMENT,
     MODEL_IMPORT_PATH,
+    QUEUE_DEPTH,
 )
 from serve_app.local_cluster import Session
 from serve_app.ray_api import RayApi
@@ -46,13 +47,21 @@ def fake_app(
     limits: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
     overcommit: int = 8,
-    autoscaling: dict[str, Any] | None = None,
+    bounds: tuple[int, int] | None = None,
+    scaling: dict[str, Any] | None = None,
     **script: Any,
 ) -> dict[str, Any]:
-    """A model application on the scripted engine."""
+    """A model application on the scripted engine. ``bounds``: it scales between so many replicas."""
     card: dict[str, Any] = {"also_known_as": list(also_known_as)} | ({"limits": limits} if limits else {})
+    card |= {"scaling": scaling} if scaling else {}
     model: dict[str, Any] = {"name": MODEL_DEPLOYMENT, "graceful_shutdown_timeout_s": 2}
-    model |= {"autoscaling_config": autoscaling} if autoscaling else {"num_replicas": replicas}
+    if bounds:
+        policy = {"policy_function": QUEUE_DEPTH}
+        # Short, so that the pending call that woke a model is soon forgotten: these models sleep after seconds.
+        window = {"metrics_interval_s": 0.5, "look_back_period_s": 1.0}
+        model["autoscaling_config"] = {"min_replicas": bounds[0], "max_replicas": bounds[1], "policy": policy, **window}
+    else:
+        model["num_replicas"] = replicas
     args: dict[str, Any] = {"source": {"fake": script}, "resources": {"num_gpus": 0, "num_cpus": 0.01}}
     args |= {"overcommit": overcommit} | ({"engine": engine} if engine else {})
     return {

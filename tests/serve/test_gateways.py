@@ -157,3 +157,29 @@ async def _code(cluster: Cluster, model: str = "shared") -> int:
 
 def _two_other(cluster: Cluster, gone: int) -> None:
     eventually("two gateways again", lambda: len(p := cluster.gateway_pids()) == 2 and gone not in p.values())
+
+
+async def test_what_two_gateways_hold_is_summed_and_counted_once(yard_cluster: Cluster) -> None:
+    """One request runs, the others wait at whichever gateway has them: the model's card, which its scaling follows,
+    knows all of them, and none twice however long they wait."""
+    if not yard_cluster.haproxy:
+        pytest.skip("the proxy has no part in it")
+    yard_cluster.deploy(fake_app("tight", engine={"max_num_seqs": 1}, overcommit=0))
+    with two_gateways(yard_cluster):
+        async with httpx.AsyncClient(base_url=yard_cluster.url, timeout=60, trust_env=False) as client:
+            body = chat("tight", max_tokens=2, fake={"hang": 1})
+            asked = [asyncio.create_task(client.post(CHAT, json=body)) for _ in range(12)]
+
+            def held() -> int:
+                return int(yard_cluster.ready()["models"]["tight"]["held"])
+
+            # Each gateway reads the card anew every few seconds.
+            await asyncio.to_thread(eventually, "eleven are held", lambda: {held() for _ in range(10)} == {11})
+            for _ in range(15):
+                await asyncio.sleep(0.2)
+                assert held() == 11
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.to_thread(eventually, "none is held", lambda: {held() for _ in range(10)} == {0})
+    yard_cluster.remove("tight")

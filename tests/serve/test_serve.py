@@ -203,17 +203,10 @@ def test_a_full_model_is_queued_in_the_gateway(yard_cluster: Cluster) -> None:
 def test_from_zero_and_back(yard_cluster: Cluster) -> None:
     """A sleeping model is woken by its first request, which is held and answered; a live stream keeps it awake; it
     goes back to sleep. Its names are known while it sleeps."""
-    scaling = {
-        "min_replicas": 0,
-        "max_replicas": 1,
-        "initial_replicas": 0,
-        "upscale_delay_s": 0.5,
-        "downscale_delay_s": 1,
-        "downscale_to_zero_delay_s": 1,
-        "metrics_interval_s": 0.5,
-        "look_back_period_s": 1,
-    }
-    yard_cluster.deploy(fake_app("sleepy", autoscaling=scaling, also_known_as=("org/sleepy",), token_interval_s=0.5))
+    scaling = {"idle_s": 1}
+    yard_cluster.deploy(
+        fake_app("sleepy", bounds=(0, 1), scaling=scaling, also_known_as=("org/sleepy",), token_interval_s=0.5)
+    )
     yard_cluster.wait_state("sleepy", "asleep")
     with yard_cluster.client.stream("POST", CHAT, json=chat("org/sleepy", stream=True, max_tokens=20)) as answer:
         text = "".join(answer.iter_text())
