@@ -154,6 +154,10 @@ def sse_event(error: ModelyardError, protocol: Protocol = "openai") -> bytes:
     return b"data: " + body(error, protocol) + b"\n\ndata: [DONE]\n\n"
 
 
+def failed_to_start(model: str) -> Unavailable:
+    return Unavailable(f"The model {model!r} failed to start.", retry_after_s=30)
+
+
 def render(error: ModelyardError, protocol: Protocol = "openai") -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """``(status, headers, body)`` of ``error``."""
     content = body(error, protocol)

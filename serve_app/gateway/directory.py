@@ -117,6 +117,9 @@ class Directory:
         models = (catalog.model_of(app, card) for app, card in self._last.values())
         self.catalog = catalog.build(models, self.catalog)
         self._looked.set()
+        for name, pool in self._pools.items():
+            if name in self.catalog.models and self.catalog.models[name].state is State.FAILED:
+                pool.refuse_waiting(errors.failed_to_start(name))
         for name in self._pools.keys() - apps.keys():
             removed = errors.UnknownModel(f"The model {name!r} was removed.", param="model")
             closing = asyncio.create_task(self._pools.pop(name).close(removed))
@@ -160,6 +163,8 @@ def snapshot_of(name: str, app: ApplicationStatusOverview) -> AppSnapshot | None
     if model is None or CARD_DEPLOYMENT not in app.deployments:
         return None
     running = model.replica_states.get("RUNNING", 0)
+    # A model that was woken and cannot start: Serve gives up after three attempts, until it is deployed again.
+    failed = failed or (model.status == "UNHEALTHY" and "failed to start" in model.message and not running)
     return AppSnapshot(
         name=name,
         running=running,

@@ -183,14 +183,20 @@ class LeasePool:
         """Whether another replica runs that could take over."""
         return bool((self._watch_replicas.running(self._name) or frozenset()) - {replica})
 
-    async def close(self, reason: errors.ModelyardError) -> None:
-        """Let go of everything; whoever waits gets ``reason``."""
-        self._closed = reason
-        self._unsubscribe()
+    def refuse_waiting(self, reason: errors.ModelyardError) -> None:
+        """Whoever waits gets ``reason``."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(reason)
         self._waiters.clear()
+        for opener in self._openers:
+            opener.cancel()
+
+    async def close(self, reason: errors.ModelyardError) -> None:
+        """Let go of everything; whoever waits gets ``reason``."""
+        self._closed = reason
+        self._unsubscribe()
+        self.refuse_waiting(reason)
         while self._idle:
             self._let_go(self._idle.pop())
         self._held.close()

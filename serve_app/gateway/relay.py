@@ -91,7 +91,7 @@ class Relay:
                 f"The model {asked!r} cannot answer {path}: its tasks are {', '.join(facts.tasks)}.", param="model"
             )
         if model.state is State.FAILED:
-            raise errors.Unavailable(f"The model {asked!r} failed to start.", retry_after_s=30)
+            raise errors.failed_to_start(asked)
         return model
 
     async def call(self, asked: str, path: str, request: dict[str, Any]) -> Any:

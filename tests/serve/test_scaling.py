@@ -148,3 +148,16 @@ async def test_bounds_and_targets_change_live(yard_cluster: Cluster) -> None:
     await eventually_wanted(yard_cluster, "live", 1)
     assert yard_cluster.pids("live").get(replica, pid) == pid
     yard_cluster.remove("live")
+
+
+async def test_a_sleeping_model_that_cannot_start_keeps_nobody_waiting(yard_cluster: Cluster) -> None:
+    """Its held requests get 503 as soon as Serve has given up, long before ``hold_s``; the status says why."""
+    if not yard_cluster.haproxy:
+        pytest.skip("the proxy has no part in it")
+    yard_cluster.deploy(fake_app("bad-sleeper", bounds=(0, 1), fail_start="no weights here"))
+    yard_cluster.wait_state("bad-sleeper", "asleep")
+    answer = await asyncio.to_thread(yard_cluster.client.post, CHAT, json=chat("bad-sleeper"))
+    assert (answer.status_code, "failed to start" in answer.text) == (503, True)
+    assert yard_cluster.wait_state("bad-sleeper", "failed")["reason"] == "no weights here"
+    assert yard_cluster.client.post(CHAT, json=chat("bad-sleeper")).status_code == 503
+    yard_cluster.remove("bad-sleeper")
