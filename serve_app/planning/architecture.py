@@ -5,7 +5,6 @@ known by what its file says. Whatever the file says that is not understood here 
 a wrong size is worse than none.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,11 +43,12 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder-only transformer. Sizes are numbers of elements, ``context`` is in tokens.
+    """A decoder-only transformer. Sizes are numbers of elements, lengths are tokens.
 
     ``matrices``: weight matrices of one MLP or expert, 3 where its activation is gated, else 2. ``windows``: for each
-    layer the tokens that its attention looks back, None for all. ``dtype``: that of the checkpoint, None where the
-    file does not say. ``extra_layers``: the checkpoint holds layers that only speculative decoding loads.
+    layer the tokens that its attention looks back, None for all. ``context``: the longest sequence unless more is asked
+    for; ``longest``: what may be asked for. ``dtype``: that of the checkpoint, None where the file does not say.
+    ``extra_layers``: the checkpoint holds layers that only speculative decoding loads.
     """
 
     model_type: str
@@ -64,6 +64,7 @@ class Architecture:
     experts: Experts | None
     windows: tuple[int | None, ...]
     context: int
+    longest: int
     dtype: str | None
     extra_layers: bool
 
@@ -123,6 +124,7 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
     latent, experts = _latent(config, model_type), _experts(config, layers)
     only_experts = experts is not None and all(experts.layers)
     dtype = config.get("dtype") or config.get("torch_dtype")
+    context, longest = _context(config, model_type)
     return Architecture(
         model_type=model_type,
         hidden=hidden,
@@ -136,7 +138,8 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
         latent=latent,
         experts=experts,
         windows=_windows(config, model_type, layers),
-        context=_context(config, model_type),
+        context=context,
+        longest=longest,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         extra_layers=bool(config.get("num_nextn_predict_layers")),
     )
@@ -262,26 +265,27 @@ def _kinds(config: Mapping[str, Any], model_type: str, layers: int) -> list[str]
     return ["sliding_attention" if (i + 1) % int(every) else "full_attention" for i in range(layers)]
 
 
-def _context(config: Mapping[str, Any], model_type: str) -> int:
-    """The longest sequence that vLLM allows by itself: the trained length, times what rope scaling adds."""
+def _context(config: Mapping[str, Any], model_type: str) -> tuple[int, int]:
+    """The longest sequence that vLLM allows by itself, and when asked: the trained length and what scaling adds."""
     lengths = [config[key] for key in _CONTEXT_KEYS if config.get(key)]
     length = float(config.get("model_max_length") or min(lengths, default=0))
-    if not length:
+    if length < 1:
         raise PlanError("config.json gives no max_position_embeddings; plan cannot tell the model's context length")
     scalings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not any(key in scalings for key in ("rope_type", "type", "rope_theta")):  # one per type of layer
         each = [scaling for scaling in scalings.values() if isinstance(scaling, Mapping)]
     else:
         each = [scalings]
-    factor = 1.0
+    factor, kinds = 1.0, []
     for scaling in each:
-        kind = scaling.get("rope_type") or scaling.get("type") or "default"
-        if kind == "longrope":
-            return int(config.get("original_max_position_embeddings") or length)
+        kinds.append(scaling.get("rope_type") or scaling.get("type") or "default")
         # The lengths of these already include what scaling adds.
-        if kind in ("su", "llama3") or model_type.startswith("gemma3"):
+        if kinds[-1] in ("su", "longrope", "llama3") or model_type.startswith("gemma3"):
             continue
         factor = float(scaling.get("factor") or factor)
-        if kind == "yarn":
+        if kinds[-1] == "yarn":
             length = float(scaling.get("original_max_position_embeddings") or length)
-    return math.floor(length * factor)
+    longest = int(length * factor)
+    # Long sequences make short ones worse with this kind, so they are on only when asked for.
+    context = config.get("original_max_position_embeddings") if "longrope" in kinds else None
+    return int(context or longest), longest

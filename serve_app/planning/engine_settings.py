@@ -146,11 +146,13 @@ def _kv_dtype(asked: str, dtype: str, config: Mapping[str, Any]) -> str:
 
 
 def _context(asked: int | None, arch: Architecture, windows: bool, env: Mapping[str, str]) -> int:
-    longest = arch.context
-    if not windows:
-        longest = min([longest, *(w for w in arch.windows if w)])
+    # Without windows, no sequence may be longer than what a layer would have looked back.
+    bounds = [] if windows else [w for w in arch.windows if w]
     if asked is None or asked == -1:
-        return longest
+        return min([arch.context, *bounds])
+    longest = min([arch.longest, *bounds])
+    if asked < 1:
+        raise PlanError(f"engine.max_model_len is {asked}: it must be at least 1, or auto")
     if asked > longest and env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") in ("", "0"):
         raise PlanError(f"engine.max_model_len is {asked:,}, but the model's longest context is {longest:,} tokens")
-    return int(asked)
+    return asked

@@ -72,11 +72,31 @@ def pipeline_layers(layers: int, stages: int) -> list[range]:
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
-def bytes_of(matrix: Matrix, element: int, quantization: Quantization | None) -> float:
-    """Bytes on one worker. ``element``: bytes of an element that is not quantised."""
+def bytes_of(matrix: Matrix, count: int, element: int, quantization: Quantization | None) -> float:
+    """Bytes of ``count`` elements of ``matrix``. ``element``: bytes of one that is not quantised."""
     if matrix.linear and quantization is not None and quantization.applies(matrix.module):
-        return matrix.share * quantization.bits / 8
-    return float(matrix.share * element)
+        return count * quantization.bits / 8
+    return float(count * element)
+
+
+def scale(arch: Architecture, element: int, quantization: Quantization | None, stored: int) -> float:
+    """The true size of the weights over the counted one. ``stored``: bytes of the checkpoint's weights.
+
+    PlanError: they differ so much that the architecture cannot be the one that was counted.
+    """
+    [whole] = stages(arch, tensor=1, pipeline=1)
+    counted = sum(bytes_of(m, m.count, element, quantization) for m in whole if m.stored)
+    # Quantised files hold scales, padding and unquantised layers that nobody told of; plain ones do not.
+    least, most = (0.6, 1.6) if quantization else (0.95, 1.05)
+    if least < stored / counted < most:
+        return stored / counted
+    # Some files hold a tied embedding twice, which an engine does not.
+    if arch.tied and least < (once := stored - arch.vocab * arch.hidden * element) / counted < most:
+        return once / counted
+    raise PlanError(
+        f"its weights are {stored / 1e9:.2f} GB, but config.json describes {counted / 1e9:.2f} GB: this "
+        f"{arch.model_type} model has parts that plan does not know"
+    )
 
 
 def _layer(arch: Architecture, layer: int, tensor: int) -> Iterator[Matrix]:
