@@ -108,15 +108,6 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
 
     PlanError: it is not a decoder-only language model whose layers are all understood here, or a size is missing.
     """
-    try:
-        return _architecture(config)
-    except PlanError:
-        raise
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:
-        raise PlanError(f"config.json holds a value that plan cannot read ({e})") from e
-
-
-def _architecture(config: Mapping[str, Any]) -> Architecture:
     model_type = str(config.get("model_type") or "")
     _refuse(config, model_type)
     layers, heads = _size(config, "num_hidden_layers"), _size(config, "num_attention_heads")
@@ -125,12 +116,16 @@ def _architecture(config: Mapping[str, Any]) -> Architecture:
     only_experts = experts is not None and all(experts.layers)
     dtype = config.get("dtype") or config.get("torch_dtype")
     context, longest = _context(config, model_type)
+    head_dim = int(config.get("head_dim") or hidden // heads)
+    kv_heads = int(config.get("num_key_value_heads") or config.get("num_kv_heads") or heads)
+    if head_dim < 1 or kv_heads < 1 or heads % kv_heads:
+        raise PlanError(f"{heads} heads of {head_dim} for {kv_heads} heads of keys and values make no attention")
     return Architecture(
         model_type=model_type,
         hidden=hidden,
         heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or config.get("num_kv_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         width=0 if only_experts else _size(config, "intermediate_size"),
         matrices=_matrices(config, model_type),
         vocab=_size(config, "vocab_size"),

@@ -113,6 +113,16 @@ def replica_memory(args: ModelArgs, config: Mapping[str, Any], stored_bytes: int
 
 def sizes(args: ModelArgs, config: Mapping[str, Any], stored_bytes: int | None = None) -> Sizes:
     """As ``replica_memory``, with the parts."""
+    try:
+        return _sizes(args, config, stored_bytes)
+    except PlanError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:
+        # Whoever wrote the file may have written anything, anywhere in it.
+        raise PlanError(f"config.json or engine holds a value that plan cannot read ({e})") from e
+
+
+def _sizes(args: ModelArgs, config: Mapping[str, Any], stored_bytes: int | None) -> Sizes:
     overrides = args.engine.get("hf_overrides") or {}
     if not isinstance(overrides, Mapping):
         raise PlanError("engine.hf_overrides is no mapping; plan cannot apply it")

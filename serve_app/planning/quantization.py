@@ -46,7 +46,7 @@ def quantization(config: Mapping[str, Any], engine: Mapping[str, Any]) -> Quanti
     PlanError: a method whose size is not known here.
     """
     stored = config.get("quantization_config") or config.get("compression_config")
-    if isinstance(stored, Mapping):
+    if stored:
         return _stored(stored)
     asked = engine.get("quantization")
     if asked is None:
@@ -59,14 +59,14 @@ def quantization(config: Mapping[str, Any], engine: Mapping[str, Any]) -> Quanti
 def _stored(stored: Mapping[str, Any]) -> Quantization:
     method = str(stored.get("quant_method", "")).lower().replace("_", "-")
     names = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules")
-    ignored = tuple(str(name) for key in names for name in stored.get(key) or ())
+    ignored = _modules(*(stored.get(key) for key in names))
     group = int(stored.get("group_size") or stored.get("q_group_size") or 0)
-    bits = stored.get("bits") or stored.get("w_bit")
+    bits = _bits(stored.get("bits") or stored.get("w_bit"))
     match method:
         case "fp8" | "fbgemm-fp8":
             block = stored.get("weight_block_size")
             return Quantization(method, 8 + (32 / (block[0] * block[1]) if block else 0), ignored)
-        case "awq" | "gptq" | "auto-round" | "inc" if bits:
+        case "awq" | "gptq" | "auto-round" | "inc" if bits is not None:
             # Each group of weights has a 16-bit scale and a zero point.
             return Quantization(method, bits + ((16 + bits) / group if group > 0 else 0), ignored)
         case "bitsandbytes":
@@ -76,7 +76,8 @@ def _stored(stored: Mapping[str, Any]) -> Quantization:
         case "modelopt" | "modelopt-fp4":
             inner = stored.get("quantization") or stored
             algorithm = str(inner.get("quant_algo", "")).upper()
-            ignored += tuple(str(name) for name in inner.get("exclude_modules") or () if inner is not stored)
+            if inner is not stored:
+                ignored += _modules(inner.get("exclude_modules"))
             if algorithm.startswith("FP8"):
                 return Quantization(method, 8.0, ignored)
             if algorithm == "NVFP4":
@@ -92,13 +93,28 @@ def _compressed_bits(stored: Mapping[str, Any]) -> float | None:
     found = set()
     for group in (stored.get("config_groups") or {}).values():
         weights = group.get("weights") or {}
-        bits, size = weights.get("num_bits"), weights.get("group_size") or 0
-        if not bits:
+        bits, size = _bits(weights.get("num_bits")), weights.get("group_size") or 0
+        if bits is None:
             return None
         scale = 8 if weights.get("type") == "float" and bits == 4 else 16
         zero = 0 if weights.get("symmetric", True) else bits
         found.add(bits + ((scale + zero) / size if size > 0 else 0))
     return found.pop() if len(found) == 1 else None
+
+
+def _bits(value: Any) -> int | None:
+    return value if type(value) is int and 1 <= value <= 16 else None
+
+
+def _modules(*lists: Any) -> tuple[str, ...]:
+    """The entries of all ``lists``. PlanError: one is a pattern that is none."""
+    entries = tuple(str(entry) for each in lists for entry in each or ())
+    for entry in entries:
+        try:
+            re.compile(entry.removeprefix("re:") if entry.startswith("re:") else "")
+        except re.error as e:
+            raise PlanError(f"the quantisation's pattern {entry} is not one: {e}") from e
+    return entries
 
 
 def _names(entry: str, module: str) -> bool:

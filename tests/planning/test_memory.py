@@ -1,7 +1,10 @@
 """Weights, KV cache and working memory, against published sizes and against engines that were started."""
 
 import contextlib
+import importlib.util
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.config import ModelArgs
+from serve_app.planning import engine_settings
 from serve_app.planning.architecture import PlanError, architecture
 from serve_app.planning.memory import ReplicaMemory, Sizes, replica_memory, sizes
 from serve_app.planning.weights import parameters, pipeline_layers
@@ -387,6 +391,28 @@ def test_tokens_per_step(engine: dict[str, Any], tokens: int) -> None:
     assert found(CODELLAMA_7B, engine).engine.batch_tokens == tokens
 
 
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("config/cache.py", rf"gpu_memory_utilization: float = Field\(default={engine_settings._UTILIZATION}\b"),
+        ("config/cache.py", rf"DEFAULT_BLOCK_SIZE: ClassVar\[int\] = {engine_settings._BLOCK}\n"),
+        (
+            "config/scheduler.py",
+            rf"DEFAULT_MAX_NUM_BATCHED_TOKENS: ClassVar\[int\] = {engine_settings._BATCH_TOKENS}\n",
+        ),
+        ("platforms/cpu.py", rf"cache_config\.block_size = {engine_settings._CPU_BLOCK}\n"),
+        ("model_executor/layers/vocab_parallel_embedding.py", r"DEFAULT_VOCAB_PADDING_SIZE = 64\n"),
+        ("model_executor/layers/attention/mla_attention.py", r"64 \* 1024,\n"),
+    ],
+)
+def test_vllm_still_has_these_defaults(file: str, line: str) -> None:
+    """The numbers that the plan takes from vLLM, in the text of the installed release."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("needs vLLM")
+    assert re.search(line, (Path(spec.submodule_search_locations[0]) / file).read_text())
+
+
 @pytest.mark.parametrize("key", ["speculative_config", "enable_lora", "cpu_offload_gb", "kv_cache_dtype_skip_layers"])
 def test_arguments_that_are_not_counted_are_refused_by_name(key: str) -> None:
     """A number without them would be wrong."""
@@ -469,7 +495,9 @@ def test_a_broken_config_is_refused_and_never_crashes(config: Config, data: st.D
     """Whatever a file holds: sizes, or one line."""
     key = data.draw(st.sampled_from(sorted(config)))
     with contextlib.suppress(PlanError):
-        assert found(config | {key: data.draw(_JUNK)}).memory.weights > 0
+        memory = found(config | {key: data.draw(_JUNK)}).memory
+        assert memory.weights > 0
+        assert memory.kv_tokens(H200) >= 0
 
 
 # --- against engines that were started
