@@ -140,10 +140,11 @@ def _weights(found: Sizes) -> Table:
     for matrix in stage:
         parts.setdefault(matrix.part, []).append(matrix)
     for part, matrices in parts.items():
-        share, size = sum(m.share for m in matrices), sum(found.weight_bytes(m) for m in matrices)
-        table.add_row(part, f"{share:,}", f"{size / share:.3g}" if share else "", _gib(size))
+        share, size = sum(m.share for m in matrices), found.stage_bytes(matrices)
+        if size:
+            table.add_row(part, f"{share:,}", f"{size / share:.3g}", _gib(size))
     table.add_section()
-    table.add_row("together", f"{sum(m.share for m in stage):,}", "", _gib(found.memory.weights))
+    table.add_row("together", f"{sum(m.share for m in stage if m.stored):,}", "", _gib(found.memory.weights))
     return table
 
 

@@ -74,7 +74,11 @@ def pipeline_layers(layers: int, stages: int) -> list[range]:
 
 def bytes_of(matrix: Matrix, count: int, element: int, quantization: Quantization | None) -> float:
     """Bytes of ``count`` elements of ``matrix``. ``element``: bytes of one that is not quantised."""
-    if matrix.linear and quantization is not None and quantization.applies(matrix.module):
+    quantised = quantization is not None and quantization.applies(matrix.module)
+    if not matrix.stored:
+        # Made from a quantised matrix; from another one it would be that matrix itself, seen in another order.
+        return float(count * element if quantised else 0)
+    if matrix.linear and quantization is not None and quantised:
         return count * quantization.bits / 8
     return float(count * element)
 
@@ -150,7 +154,7 @@ def _latent_attention(arch: Architecture, path: str, tensor: int) -> Iterator[Ma
     yield Matrix("attention", f"{path}.kv_b_proj", decompress, decompress // tensor)
     output = arch.heads * mla.value * arch.hidden
     yield Matrix("attention", f"{path}.o_proj", output, output // tensor)
-    # vLLM keeps kv_b_proj a second time, unquantised and turned, so that decoding works on the compressed cache.
+    # So that decoding works on the compressed cache, vLLM keeps an unquantised copy of a quantised kv_b_proj.
     yield Matrix(
         "copies for decoding (MLA)", f"{path}.kv_b_proj", decompress, decompress // tensor, linear=False, stored=False
     )

@@ -67,8 +67,10 @@ def test_latent_attention_and_experts() -> None:
     """MLA's cache is not divided; its weights have parts of their own."""
     text = shown(DEEPSEEK_V2_LITE, {"kv_cache_dtype": "fp8"}, tensor_parallel_size=2)
     assert "27 layers × (512 + 64) (compressed keys and values, kept whole by every worker) × 1 byte (fp8)" in text
-    for part in ("64 experts", "shared experts", "routers", "copies for decoding (MLA)"):
+    for part in ("64 experts", "shared experts", "routers"):
         assert part in text
+    assert "copies for decoding (MLA)" not in text
+    assert "copies for decoding (MLA)" in shown(DEEPSEEK_V2_LITE | {"quantization_config": {"quant_method": "fp8"}})
 
 
 def test_windows() -> None:
