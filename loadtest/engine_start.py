@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.config import ModelArgs
-from serve_app.model.engine import engine_arguments
+from serve_app.model.engine import engine_arguments, start_engine
 
 
 def start(args: ModelArgs) -> dict[str, Any]:
     """What the engine says after its start: tokens, blocks, and the device's memory in bytes."""
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
 
-    engine = AsyncLLM.from_vllm_config(AsyncEngineArgs(**engine_arguments(args, "measured")).create_engine_config())
+    engine = start_engine(AsyncEngineArgs(**engine_arguments(args, "measured")))
     try:
         config = engine.vllm_config
         cache = config.cache_config

@@ -48,6 +48,7 @@ MAKE_ARG_PARSER = (
 )
 ARGUMENT_PARSER = ("vllm.utils.argparse_utils:FlexibleArgumentParser",)
 ENGINE_ARGS = ("vllm.engine.arg_utils:AsyncEngineArgs",)
+USAGE_CONTEXT = ("vllm.usage.usage_lib:UsageContext",)
 ASYNC_LLM = ("vllm.v1.engine.async_llm:AsyncLLM",)
 STAT_LOGGER_BASE = ("vllm.v1.metrics.loggers:StatLoggerBase",)
 FINISH_REASON = ("vllm.v1.engine:FinishReason",)
@@ -115,6 +116,21 @@ def shape_folder(source: Source) -> dict[str, str]:
     return {"model": str(folder), "load_format": "dummy", "tokenizer": tokenizer}
 
 
+def start_engine(engine_args: Any, **options: Any) -> Any:
+    """An ``AsyncLLM``; blocks until the weights are loaded and the KV cache is laid out.
+
+    As `vllm serve` does it: some of vLLM's defaults, such as the tokens of one step, depend on what an engine is for.
+    """
+    usage = _first(USAGE_CONTEXT).OPENAI_API_SERVER
+    return _first(ASYNC_LLM).from_vllm_config(
+        engine_args.create_engine_config(usage),
+        usage_context=usage,
+        enable_log_requests=False,
+        disable_log_stats=engine_args.disable_log_stats,
+        **options,
+    )
+
+
 class VllmEngine:
     """``AsyncLLM`` and vLLM's own FastAPI app in this process; the engine core is vLLM's child process."""
 
@@ -132,14 +148,7 @@ class VllmEngine:
         # The gateway keeps no stored responses, so the replica must not either.
         os.environ.setdefault("VLLM_ENABLE_RESPONSES_API_STORE", "0")
         engine_args = _first(ENGINE_ARGS)(**engine_arguments(self._args, self._name))
-        config = engine_args.create_engine_config()
-        # Blocks until the weights are loaded and the KV cache is laid out.
-        self._llm = _first(ASYNC_LLM).from_vllm_config(
-            config,
-            enable_log_requests=False,
-            disable_log_stats=engine_args.disable_log_stats,
-            stat_loggers=[_stat_logger(self._note_step)],
-        )
+        self._llm = start_engine(engine_args, stat_loggers=[_stat_logger(self._note_step)])
         namespace = self._namespace(engine_args)
         # A set in another order in each process.
         tasks = tuple(sorted(await self._llm.get_supported_tasks()))

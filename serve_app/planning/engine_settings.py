@@ -13,8 +13,8 @@ from serve_app.planning.architecture import Architecture, PlanError
 
 GIB = 1 << 30
 _UTILIZATION = 0.92
-# Without a usage context vLLM takes this on every device, however large.
-_BATCH_TOKENS = 2048
+# Tokens in one step at most, by the GPU's memory; vLLM takes the first also on an A100, whatever its memory.
+_BATCH_TOKENS = ((0, 2048), (70 * GIB, 8192), (160 * GIB, 16384))
 _BLOCK = 16
 _CPU_BLOCK = 128
 _DTYPES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
@@ -62,8 +62,11 @@ class EngineSettings:
     kv_blocks: int | None
 
 
-def engine_settings(args: ModelArgs, config: Mapping[str, Any], arch: Architecture) -> EngineSettings:
-    """The settings that decide about memory. ``config``: the checkpoint's ``config.json``.
+def engine_settings(
+    args: ModelArgs, config: Mapping[str, Any], arch: Architecture, gpu_bytes: int | None = None
+) -> EngineSettings:
+    """The settings that decide about memory. ``config``: the checkpoint's ``config.json``. ``gpu_bytes``: memory of the
+    GPU, by which vLLM chooses its largest step; None: a small one.
 
     PlanError: an argument whose effect is not counted here, or a value that vLLM would refuse.
     """
@@ -81,7 +84,9 @@ def engine_settings(args: ModelArgs, config: Mapping[str, Any], arch: Architectu
     context = _context(asked, arch, windows, args.env)
     batch_tokens = engine.get("max_num_batched_tokens")
     if batch_tokens is None:
-        batch_tokens = _BATCH_TOKENS * (2 if engine.get("performance_mode") == "throughput" else 1)
+        batch_tokens = max(tokens for least, tokens in _BATCH_TOKENS if (0 if cpu else gpu_bytes or 0) >= least)
+        batch_tokens *= args.workers if cpu else 1
+        batch_tokens *= 2 if engine.get("performance_mode") == "throughput" else 1
         if engine.get("enable_chunked_prefill") is False:
             batch_tokens = max(batch_tokens, context)
         batch_tokens = min(batch_tokens, args.max_num_seqs * context)

@@ -21,7 +21,7 @@ def explain(name: str, args: ModelArgs, checkpoint: Checkpoint, gpu_bytes: int) 
 
     For the CPU engine, ``gpu_bytes`` is the memory of its node. PlanError: see ``memory.sizes``.
     """
-    found = sizes(args, checkpoint.config, checkpoint.stored_bytes)
+    found = sizes(args, checkpoint.config, checkpoint.stored_bytes, gpu_bytes)
     sections: list[tuple[str, list[RenderableType]]] = [
         ("Weights", [_weights(found), *_lines(weights_from(found))]),
         ("KV cache", _lines(*kv_cache(found))),

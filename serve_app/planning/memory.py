@@ -102,19 +102,24 @@ class Sizes:
         return bytes_of(matrix, matrix.share, self.engine.element, self.quantization) * scale
 
 
-def replica_memory(args: ModelArgs, config: Mapping[str, Any], stored_bytes: int | None = None) -> ReplicaMemory:
+def replica_memory(
+    args: ModelArgs, config: Mapping[str, Any], stored_bytes: int | None = None, gpu_bytes: int | None = None
+) -> ReplicaMemory:
     """What a replica of the entry ``args`` takes. ``config``: its checkpoint's ``config.json``.
 
-    ``stored_bytes``: the size of the checkpoint's weights where it is known; it beats the count.
+    ``stored_bytes``: the size of the checkpoint's weights where it is known; it beats the count. ``gpu_bytes``: memory
+    of the GPU, by which vLLM chooses its largest step.
     PlanError: this model or these arguments cannot be counted, or vLLM would refuse them.
     """
-    return sizes(args, config, stored_bytes).memory
+    return sizes(args, config, stored_bytes, gpu_bytes).memory
 
 
-def sizes(args: ModelArgs, config: Mapping[str, Any], stored_bytes: int | None = None) -> Sizes:
+def sizes(
+    args: ModelArgs, config: Mapping[str, Any], stored_bytes: int | None = None, gpu_bytes: int | None = None
+) -> Sizes:
     """As ``replica_memory``, with the parts."""
     try:
-        return _sizes(args, config, stored_bytes)
+        return _sizes(args, config, stored_bytes, gpu_bytes)
     except PlanError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:
@@ -122,13 +127,13 @@ def sizes(args: ModelArgs, config: Mapping[str, Any], stored_bytes: int | None =
         raise PlanError(f"config.json or engine holds a value that plan cannot read ({e})") from e
 
 
-def _sizes(args: ModelArgs, config: Mapping[str, Any], stored_bytes: int | None) -> Sizes:
+def _sizes(args: ModelArgs, config: Mapping[str, Any], stored_bytes: int | None, gpu_bytes: int | None) -> Sizes:
     overrides = args.engine.get("hf_overrides") or {}
     if not isinstance(overrides, Mapping):
         raise PlanError("engine.hf_overrides is no mapping; plan cannot apply it")
     config = {**config, **overrides}
     arch = architecture(config)
-    engine = engine_settings(args, config, arch)
+    engine = engine_settings(args, config, arch, gpu_bytes)
     quant = quantization(config, args.engine)
     # Layers for speculative decoding are in the checkpoint but not in the engine.
     as_stored = not (quant.while_loading if quant else arch.dtype != engine.dtype) and not arch.extra_layers

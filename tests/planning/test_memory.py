@@ -395,15 +395,25 @@ def test_tokens_per_step(engine: dict[str, Any], tokens: int) -> None:
     assert found(CODELLAMA_7B, engine).engine.batch_tokens == tokens
 
 
+@pytest.mark.parametrize(("gib", "tokens"), [(None, 2048), (24, 2048), (80, 8192), (140, 8192), (180, 16384)])
+def test_the_largest_step_grows_with_the_gpu(gib: int | None, tokens: int) -> None:
+    """As vLLM has it for API servers. More tokens take more working memory; the CPU engine has no such steps."""
+    gpu = None if gib is None else gib << 30
+    assert sizes(args(), LLAMA_8B, gpu_bytes=gpu).engine.batch_tokens == tokens
+    assert sizes(args({"max_num_batched_tokens": 512}), LLAMA_8B, gpu_bytes=gpu).engine.batch_tokens == 512
+    assert sizes(args(resources={"num_gpus": 0}), LLAMA_8B, gpu_bytes=gpu).engine.batch_tokens == 2048
+
+
 @pytest.mark.parametrize(
     ("file", "line"),
     [
         ("config/cache.py", rf"gpu_memory_utilization: float = Field\(default={engine_settings._UTILIZATION}\b"),
         ("config/cache.py", rf"DEFAULT_BLOCK_SIZE: ClassVar\[int\] = {engine_settings._BLOCK}\n"),
-        (
-            "config/scheduler.py",
-            rf"DEFAULT_MAX_NUM_BATCHED_TOKENS: ClassVar\[int\] = {engine_settings._BATCH_TOKENS}\n",
+        *(
+            ("engine/arg_utils.py", rf"device_memory >= {least >> 30} \* GiB_bytes(?s:.{{1,400}})SERVER: {tokens},\n")
+            for least, tokens in engine_settings._BATCH_TOKENS[1:]
         ),
+        ("engine/arg_utils.py", rf"UsageContext.OPENAI_API_SERVER: {engine_settings._BATCH_TOKENS[0][1]},\n"),
         ("platforms/cpu.py", rf"cache_config\.block_size = {engine_settings._CPU_BLOCK}\n"),
         ("model_executor/layers/vocab_parallel_embedding.py", r"DEFAULT_VOCAB_PADDING_SIZE = 64\n"),
         ("model_executor/layers/attention/mla_attention.py", r"64 \* 1024,\n"),
