@@ -29,8 +29,9 @@ def working_memory(arch: Architecture, engine: EngineSettings) -> dict[str, int]
     older = arch.experts is not None and arch.model_type not in _NEWER_RUNNER
     tokens, rows = engine.batch_tokens, min(engine.seqs, engine.batch_tokens)
     hidden = tokens * arch.hidden * engine.element
-    # Into a layer and out of it, and the widest of what lies between.
-    layers = 2 * hidden + max(_mlp(arch, engine), _attention(arch, engine))
+    # Into a layer and out of it, and the widest of what lies between. What latent attention decompresses stays.
+    between = sum if arch.latent is not None else max
+    layers = 2 * hidden + between((_mlp(arch, engine), _attention(arch, engine)))
     per_logit = engine.element * (1 if engine.tensor == 1 else 2) + (_SAMPLED_LOGIT if older else 0)
     logits = hidden + rows * arch.vocab * per_logit
     # The logits are made after the layers, in the memory that those have left.
