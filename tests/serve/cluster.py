@@ -80,6 +80,7 @@ class Cluster:
         self.session = session
         self.haproxy = haproxy
         self.http_port = http_port
+        self.gcs_port = session.ports[1]
         self.url = f"http://127.0.0.1:{http_port}"
         self.api = RayApi(session.dashboard)
         self.client = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
@@ -129,6 +130,11 @@ class Cluster:
         # While Serve builds an application anew it lists no deployments, though they run on.
         replicas = self.details()[app]["deployments"].get(deployment, {"replicas": []})["replicas"]
         return {r["replica_id"]: r["pid"] for r in replicas if r["state"] == "RUNNING"}
+
+    def nodes(self) -> set[str]:
+        """Ray's ids of the nodes that live."""
+        listed = self.api._checked("GET", "/api/v0/nodes").json()["data"]["result"]["result"]
+        return {node["node_id"] for node in listed if node["state"] == "ALIVE"}
 
     def gateway_pids(self) -> dict[str, int]:
         return self.pids(GATEWAY, GATEWAY_DEPLOYMENT)

@@ -37,16 +37,17 @@ def assert_whole(text: str, tokens: int) -> None:
 class Reader(threading.Thread):
     """A client that reads one stream, while the test does something to whoever makes it."""
 
-    def __init__(self, cluster: Cluster, body: dict[str, Any]) -> None:
+    def __init__(self, cluster: Cluster, body: dict[str, Any], url: str) -> None:
         super().__init__(daemon=True)
         self._cluster = cluster
         self._body = body
+        self._url = url
         self.text = ""
         self.status = 0
         self.largest_gap_s = 0.0
 
     def run(self) -> None:
-        with self._cluster.client.stream("POST", CHAT, json=self._body) as answer:
+        with self._cluster.client.stream("POST", self._url + CHAT, json=self._body) as answer:
             self.status = answer.status_code
             last = time.monotonic()
             for part in answer.iter_text():
@@ -61,19 +62,24 @@ class Reader(threading.Thread):
         assert_whole(self.text, tokens)
 
 
-def start_reading(cluster: Cluster, body: dict[str, Any]) -> Reader:
-    reader = Reader(cluster, body)
+def start_reading(cluster: Cluster, body: dict[str, Any], url: str = "") -> Reader:
+    """``url``: of another endpoint than the cluster's usual one."""
+    reader = Reader(cluster, body, url)
     reader.start()
     eventually("the stream has begun", lambda: "t3 " in reader.text)
     return reader
 
 
-class Maker:
-    """The processes that make the answer at present, as the scripted engine says in every event."""
+def fingerprints(text: str) -> list[tuple[str, str]]:
+    """Process ids of replica and engine, by event."""
+    return re.findall(r'"system_fingerprint":"(\d+)-(\w+)"', text)
 
-    def __init__(self, reader: Reader) -> None:
-        fingerprints = re.findall(r'"system_fingerprint":"(\d+)-(\w+)"', reader.text)
-        self.replica, self.engine = fingerprints[-1]
+
+class Maker:
+    """The processes that made the last event of a stream, as the scripted engine says in every event."""
+
+    def __init__(self, text: str) -> None:
+        self.replica, self.engine = fingerprints(text)[-1]
 
     def replica_process(self) -> psutil.Process:
         return psutil.Process(int(self.replica))
@@ -105,11 +111,11 @@ def test_a_stream_survives_its_replica(yard_cluster: Cluster, harm: Callable[[Ma
     yard_cluster.deploy(fake_app("pairs", replicas=2, token_interval_s=0.1, process=True, limits=LIMITS))
     eventually("two replicas", lambda: len(yard_cluster.pids("pairs")) == 2)
     reader = start_reading(yard_cluster, asked("pairs", 150))
-    maker = Maker(reader)
+    maker = Maker(reader.text)
     old = [maker.replica_process(), maker.engine_process()]
     harm(maker)
     reader.whole(150)
-    assert Maker(reader).replica != maker.replica
+    assert Maker(reader.text).replica != maker.replica
     eventually("it is replaced", lambda: int(maker.replica) not in yard_cluster.pids("pairs").values())
     eventually("two replicas again", lambda: len(yard_cluster.pids("pairs")) == 2)
     eventually("nothing of the old one is left", lambda: not any(p.is_running() for p in old), 20)

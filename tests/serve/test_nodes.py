@@ -1,0 +1,111 @@
+"""A node that leaves: what its clients notice. More than one node on one machine: see ``nodes``."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from serve_app.config import MODEL_DEPLOYMENT
+from tests.serve.cluster import Cluster, eventually, fake_app
+from tests.serve.nodes import Node, node
+from tests.serve.test_gateways import two_gateways
+from tests.serve.test_moving import CHAT, Maker, Reader, asked, fingerprints, start_reading
+
+pytestmark = pytest.mark.serve
+GRACE_S = 5.0
+INTERVAL_S = 0.05
+LONG, SHORT = 300, 30  # tokens: far longer than the grace, and well within it
+# How soon callers know what Serve's controller has decided.
+TOLD_S = 1.0
+
+
+@contextmanager
+def one_replica_per_node(cluster: Cluster) -> Iterator[tuple[Node, int]]:
+    """The model ``spread`` with a replica on the head and one on another node; that node, and its replica's process."""
+    app = fake_app("spread", replicas=2, token_interval_s=INTERVAL_S, limits={"grace_s": GRACE_S})
+    # 60 s are the product's own.
+    app["deployments"][0] |= {"max_replicas_per_node": 1, "graceful_shutdown_timeout_s": 60}
+    with node(cluster, num_cpus=1) as other:
+        cluster.deploy(app)
+        eventually("two replicas", lambda: len(cluster.pids("spread")) == 2)
+        (pid,) = (replica["pid"] for replica in replicas(cluster) if replica["node_id"] == other.id)
+        yield other, pid
+    cluster.remove("spread")
+
+
+def replicas(cluster: Cluster) -> list[dict[str, Any]]:
+    return list(cluster.details()["spread"]["deployments"][MODEL_DEPLOYMENT]["replicas"])
+
+
+def streams_of(cluster: Cluster, replica: int, tokens: int, url: str = "") -> list[Reader]:
+    """Streams that have begun, at least two of which ``replica`` makes, the last one among them."""
+    readers: list[Reader] = []
+    while sum(made_by(reader) == replica for reader in readers) < 2:
+        assert len(readers) < 20, "no stream is made there"
+        readers.append(start_reading(cluster, asked("spread", tokens), url))
+    return readers
+
+
+def made_by(reader: Reader) -> int:
+    return int(Maker(reader.text).replica)
+
+
+def new_request(cluster: Cluster) -> int:
+    """The replica that answers one; it must succeed."""
+    answer = cluster.client.post(CHAT, json=asked("spread", 2))
+    assert answer.status_code == 200, answer.text
+    return int(Maker(answer.text).replica)
+
+
+def test_a_node_that_is_told_to_stop(yard_cluster: Cluster) -> None:
+    """SIGTERM of `ray start --block`, with a replica, a gateway and a proxy on the node: its replica gets no new
+    request, streams that end within the grace end where they were, the others go on elsewhere; those that came through
+    the node's own proxy and gateway too. Every request that is sent meanwhile succeeds."""
+    with one_replica_per_node(yard_cluster) as (leaving, replica), two_gateways(yard_cluster, max_replicas_per_node=1):
+        eventually("the node's own proxy answers", lambda: answers(leaving.url))
+        long = streams_of(yard_cluster, replica, LONG) + streams_of(yard_cluster, replica, LONG, leaving.url)
+        short = streams_of(yard_cluster, replica, SHORT)
+        at_its_side = [reader for reader in long if made_by(reader) == replica]
+        leaving.main.terminate()
+        stopping_at = None
+        new: list[tuple[float, int]] = []  # when each request was sent, and who answered it
+        while psutil.pid_exists(replica):
+            if stopping_at is None and replica not in yard_cluster.pids("spread").values():
+                stopping_at = time.monotonic()
+            new.append((time.monotonic(), new_request(yard_cluster)))
+        assert stopping_at is not None
+        later = {maker for at, maker in new if at > stopping_at + TOLD_S}
+        assert later
+        assert replica not in later
+        for reader in short:
+            reader.whole(SHORT)
+            assert len(set(fingerprints(reader.text))) == 1
+        for reader in long:
+            reader.whole(LONG)
+        assert all(made_by(reader) != replica for reader in at_its_side)
+        leaving.end()
+        new_request(yard_cluster)
+
+
+def test_a_node_whose_raylet_ends(yard_cluster: Cluster) -> None:
+    """Its processes end with it, at once: every stream of its replica goes on elsewhere, every new request succeeds."""
+    with one_replica_per_node(yard_cluster) as (leaving, replica):
+        readers = streams_of(yard_cluster, replica, LONG)
+        leaving.raylet().terminate()
+        while any(reader.is_alive() for reader in readers):
+            new_request(yard_cluster)
+        for reader in readers:
+            reader.whole(LONG)
+            assert made_by(reader) != replica
+        yard_cluster.wait_quiet("spread")
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", trust_env=False).is_success
+    except httpx.TransportError:
+        return False
