@@ -297,6 +297,12 @@ class _Checker:
         for part in ("engine", "frontend"):
             if isinstance(kept.get(part), dict) and kept[part]:
                 kept[part] = self.arguments(f"{path}.{part}", part, kept[part])
+        engine, resources = kept.get("engine"), kept.get("resources")
+        if isinstance(engine, dict) and isinstance(resources, dict):
+            key = "gpu_memory_utilization"
+            if problem := config.share_problem(resources.get("num_gpus"), engine.get(key)):
+                self.fault(f"{path}.engine.{key}", problem, f"or leave it out: {config.FILLED_OF_SHARE:g} of the share")
+                kept["engine"] = {k: v for k, v in engine.items() if k != key}
         # A stand-in for what is wrong lets the rules between fields be checked in the same run.
         while bad := self.validate(path, kept, config.ModelArgs) - {None}:
             kept = {k: v for k, v in kept.items() if k not in bad} | ({"source": _DEMO} if "source" in bad else {})

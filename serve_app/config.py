@@ -27,9 +27,18 @@ QUEUE_DEPTH = "serve_app.policy:queue_depth"
 APP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 ModelId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,254}$")]
 
+# Ray's rules, which are those of Kubernetes' labels.
+_LABEL = r"[A-Za-z0-9](?:[\w.-]{0,61}[A-Za-z0-9])?"
+LABEL_KEY = re.compile(rf"(?:[A-Za-z0-9][A-Za-z0-9.-]*/)?{_LABEL}", re.ASCII)
+LABEL_SELECTOR = re.compile(rf"!?(?:{_LABEL}|in\({_LABEL}(?:, ?{_LABEL})*\))", re.ASCII)
+
 # vLLM's own default differs by device (256, or 1,024 on large GPUs). Slots must be known before the engine exists,
 # so we always set it.
 DEFAULT_MAX_NUM_SEQS = 256
+
+# How much of its share of a GPU an engine fills. vLLM counts neither CUDA's own memory per process nor the libraries',
+# and leaves about as much of a whole GPU by default.
+FILLED_OF_SHARE = 0.9
 
 # Numbers must be written as numbers: pydantic would otherwise take `true` for 1.
 Int = Annotated[int, Strict()]
@@ -102,10 +111,15 @@ class Resources(Spec):
         ge=0,
         le=1,
         description="GPUs per worker (a replica has tensor x pipeline workers). 0: the CPU engine. "
-        "A fraction shares a GPU between models and needs tensor x pipeline = 1.",
+        "A fraction shares a GPU between models and needs tensor x pipeline = 1; the engine then fills nine tenths of "
+        "it, or what engine.gpu_memory_utilization says, which may not be more than the fraction.",
     )
     accelerator_type: str | None = Field(default=None, description="Ray's accelerator type, for example H100.")
     custom: dict[str, Float] = Field(default_factory=dict, description="Custom Ray resources per replica.")
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="Only nodes with these labels: value, !value, in(a, b) or !in(a, b), Ray's label selectors.",
+    )
 
     @field_validator("custom")
     @classmethod
@@ -116,6 +130,29 @@ class Resources(Spec):
             if amount <= 0:
                 raise ValueError(f"{name} must be greater than 0, is {amount:g}")
         return custom
+
+    @field_validator("labels")
+    @classmethod
+    def _selectors(cls, labels: dict[str, str]) -> dict[str, str]:
+        for key, value in labels.items():
+            if not LABEL_KEY.fullmatch(key):
+                raise ValueError(
+                    f"{key!r} is no label's name: letters, digits, dash, underscore and dot, with a prefix/"
+                )
+            if not LABEL_SELECTOR.fullmatch(value):
+                raise ValueError(f"{key}: {value!r} is no label selector: write value, !value, in(a, b) or !in(a, b)")
+        return labels
+
+
+def share_problem(num_gpus: object, utilization: object) -> str:
+    """What is wrong with an engine's ``gpu_memory_utilization`` beside its share of a GPU; empty: nothing."""
+    if not isinstance(num_gpus, int | float) or not isinstance(utilization, int | float) or not 0 < num_gpus < 1:
+        return ""
+    if utilization <= num_gpus:
+        return ""
+    return (
+        f"must be at most {num_gpus:g}, which is resources.num_gpus, is {utilization:g}: the rest is for other models"
+    )
 
 
 class ModelArgs(Spec):
@@ -157,6 +194,20 @@ class ModelArgs(Spec):
                 f"resources.num_gpus is {gpus:g}: with tensor x pipeline = {self.workers} each worker needs 1 GPU or 0"
             )
         return self
+
+    @model_validator(mode="after")
+    def _within_its_share(self) -> "ModelArgs":
+        if problem := share_problem(self.resources.num_gpus, self.engine.get("gpu_memory_utilization")):
+            raise ValueError(f"engine.gpu_memory_utilization {problem}")
+        return self
+
+    @property
+    def gpu_memory_utilization(self) -> float | None:
+        """How much of each GPU's whole memory the engine fills, weights and KV cache together; None: vLLM's default."""
+        if (given := self.engine.get("gpu_memory_utilization")) is not None:
+            return float(given)
+        share = self.resources.num_gpus
+        return round(share * FILLED_OF_SHARE, 4) if 0 < share < 1 else None
 
     @property
     def workers(self) -> int:

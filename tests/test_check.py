@@ -559,6 +559,16 @@ def test_a_shipped_shape_is_found_from_any_folder(tmp_path: Path, monkeypatch: p
         sources.resolve(Source(path="shapes/SmolLM2-135M-Instruct.json"))
 
 
+def test_an_engine_that_takes_more_than_its_share_of_a_gpu() -> None:
+    """The fault names the engine's key, once, with the share and what to do."""
+    entry = _model(engine={"gpu_memory_utilization": 0.9}, resources={"num_gpus": 0.25})
+    assert _lines(_check(entry)) == [
+        "args.engine.gpu_memory_utilization: must be at most 0.25, which is resources.num_gpus, is 0.9: "
+        "the rest is for other models; or leave it out: 0.9 of the share"
+    ]
+    assert _check(_model(engine={"gpu_memory_utilization": 0.25}, resources={"num_gpus": 0.25})).faults == ()
+
+
 def test_rules_between_fields_are_checked_beside_broken_fields() -> None:
     """The fault of one field hides neither another's nor that of a rule between two others."""
     entry = _model(source={"hub": 3}, tensor_parallel_size=2, resources={"num_gpus": 0.5}, overcommit=-1)

@@ -68,6 +68,10 @@ def test_a_hub_id_is_not_a_path(hub: str) -> None:
         (Resources, {"num_gpus": 2}),
         (Resources, {"custom": {"GPU": 1}}),
         (Resources, {"custom": {"nvme": 0}}),
+        (Resources, {"labels": {"rack": "a b"}}),
+        (Resources, {"labels": {"rack": "in()"}}),
+        (Resources, {"labels": {"-rack": "a"}}),
+        (Resources, {"labels": {"rack": 1}}),
         (CardSettings, {"also_known_as": ["a b"]}),
         (CardSettings, {"also_known_as": ["a\n"]}),
         (CardSettings, {"also_known_as": [""]}),
@@ -106,3 +110,32 @@ def test_a_fraction_of_a_gpu_is_for_one_worker(tensor: int, pipeline: int, gpus:
             ModelArgs.model_validate(value)
     else:
         assert ModelArgs.model_validate(value).workers == tensor * pipeline
+
+
+@pytest.mark.parametrize("value", ["a", "!a", "in(a,b)", "in(a, b)", "!in(a)", "A100-80G"])
+def test_labels_are_rays_selectors(value: str) -> None:
+    """What Ray itself takes passes."""
+    assert Resources(labels={"ray.io/accelerator-type": value}).labels["ray.io/accelerator-type"] == value
+
+
+@pytest.mark.parametrize(
+    ("resources", "engine", "fills"),
+    [
+        ({}, {}, None),
+        ({"num_gpus": 0}, {}, None),
+        ({"num_gpus": 0.4}, {}, 0.36),
+        ({"num_gpus": 0.4}, {"gpu_memory_utilization": 0.4}, 0.4),
+        ({}, {"gpu_memory_utilization": 0.8}, 0.8),
+    ],
+)
+def test_an_engine_fills_its_share_of_a_gpu(
+    resources: dict[str, Any], engine: dict[str, Any], fills: float | None
+) -> None:
+    """Nine tenths of a fraction unless told otherwise; of a whole GPU what vLLM takes."""
+    assert _args(resources=resources, engine=engine).gpu_memory_utilization == fills
+
+
+def test_an_engine_may_not_take_more_than_its_share() -> None:
+    """What Ray gives to another model is not this one's to fill."""
+    with pytest.raises(ValidationError, match=r"must be at most 0\.25, which is resources\.num_gpus, is 0\.9"):
+        _args(resources={"num_gpus": 0.25}, engine={"gpu_memory_utilization": 0.9})

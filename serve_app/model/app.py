@@ -273,6 +273,7 @@ def app(args: ModelArgs) -> Application:
         ray_actor_options=where.actor_options,
         placement_group_bundles=where.bundles,
         placement_group_strategy=where.strategy,
+        placement_group_bundle_label_selector=where.bundle_labels,
         # What a deployment file says of it wins: Serve puts its options over these.
         max_surge_percent=rolled.max_surge_percent,
     )

@@ -80,6 +80,8 @@ def engine_arguments(args: ModelArgs, name: str) -> dict[str, Any]:
         "pipeline_parallel_size": args.pipeline_parallel_size,
         "max_num_seqs": args.max_num_seqs,
     }
+    if args.gpu_memory_utilization is not None:
+        engine["gpu_memory_utilization"] = args.gpu_memory_utilization
     if args.workers > 1:
         # One node: vLLM's own worker processes inside the replica. Pipeline stages may spread over nodes: Ray workers.
         engine["distributed_executor_backend"] = "ray" if args.pipeline_parallel_size > 1 else "mp"

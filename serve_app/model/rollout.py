@@ -5,18 +5,17 @@ successors answer, and a new version that cannot start takes nothing away; but w
 update waits for as long as that takes. So it is asked for only where one more replica fits into what is free.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serve_app.model.placement import Placement
+from serve_app.model.placement import Placement, total
+from serve_app.planning.nodes import ACCELERATOR, Need, Node, matches
 
 # Percent of the replicas, rounded up by Serve: one more at a time, for one is what we look for room for.
 NEW_FIRST = 1
 OLD_FIRST = 0
 # Ray counts resources in steps of 1/10,000.
 _LESS_THAN_RAY_COUNTS = 1e-5
-
-Bundle = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,60 +26,43 @@ class Rollout:
     why: str
 
 
-def rollout(where: Placement, free: Mapping[str, Bundle] | None) -> Rollout:
-    """``free``: what nobody uses, by node and Ray resource name; None where the cluster could not be read.
+def rollout(where: Placement, free: Sequence[Node] | None) -> Rollout:
+    """``free``: the nodes, with what nobody uses; None where the cluster could not be read.
 
     Free shares of several GPUs of one node look like one GPU here, as they do in Ray's own sums.
     """
     if free is None:
         return Rollout(OLD_FIRST, "updates stop the old replica first: what is free in the cluster is not known")
-    asked = _asked(where)
+    asked = where.needs
     if room_for(where, free, most=1):
         return Rollout(NEW_FIRST, f"updates start the new replica first: {_words(asked)} fits into what is free")
     return Rollout(OLD_FIRST, f"updates stop the old replica first: there is no room for another {_words(asked)}")
 
 
-def room_for(where: Placement, free: Mapping[str, Bundle], most: int = 64) -> int:
+def room_for(where: Placement, free: Sequence[Node], most: int = 64) -> int:
     """How many more replicas fit into what is ``free``, counted up to ``most``."""
-    asked = _asked(where)
-    nodes = [dict(node) for node in free.values()]
-    return next((count for count in range(most) if not _take(asked, nodes)), most)
+    left = [dict(node.resources) for node in free]
+    return next((count for count in range(most) if not _take(where.needs, free, left)), most)
 
 
-def _asked(where: Placement) -> list[Bundle]:
-    """What one replica takes; each element has to fit on one node."""
-    if where.bundles is None:
-        actor = where.actor_options
-        kind = {f"accelerator_type:{actor['accelerator_type']}": 0.001} if "accelerator_type" in actor else {}
-        return [{"CPU": actor["num_cpus"], "GPU": actor["num_gpus"]} | actor.get("resources", {}) | kind]
-    if where.strategy == "STRICT_PACK":
-        return [_sum(where.bundles)]
-    return list(where.bundles)
-
-
-def _take(bundles: Sequence[Bundle], nodes: Sequence[dict[str, float]]) -> bool:
-    """Whether ``bundles`` fit into what ``nodes`` have left, which is less by them afterwards."""
-    for bundle in bundles:
-        node = next((node for node in nodes if _holds(node, bundle)), None)
-        if node is None:
+def _take(needs: Sequence[Need], nodes: Sequence[Node], left: Sequence[dict[str, float]]) -> bool:
+    """Whether ``needs`` fit into what the nodes have ``left``, which is less by them afterwards."""
+    for need in needs:
+        room = next((room for node, room in zip(nodes, left, strict=True) if _holds(node, room, need)), None)
+        if room is None:
             return False
-        for name, amount in bundle.items():
-            node[name] = node.get(name, 0.0) - amount
+        for name, amount in need.resources.items():
+            room[name] = room.get(name, 0.0) - amount
     return True
 
 
-def _holds(node: Bundle, bundle: Bundle) -> bool:
-    return all(node.get(name, 0.0) >= amount - _LESS_THAN_RAY_COUNTS for name, amount in bundle.items())
-
-
-def _sum(bundles: Sequence[Bundle]) -> dict[str, float]:
-    names = dict.fromkeys(name for bundle in bundles for name in bundle)
-    return {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in names}
-
-
-def _words(bundles: Sequence[Bundle]) -> str:
-    total = {name: amount for name, amount in _sum(bundles).items() if amount}
-    words = ", ".join(
-        f"{name} {amount:g}" for name, amount in total.items() if not name.startswith("accelerator_type:")
+def _holds(node: Node, left: dict[str, float], need: Need) -> bool:
+    return matches(need.labels, node.labels) and all(
+        left.get(name, 0.0) >= amount - _LESS_THAN_RAY_COUNTS for name, amount in need.resources.items()
     )
-    return f"replica ({words or 'no resources'}{'' if len(bundles) == 1 else ' over several nodes'})"
+
+
+def _words(needs: Sequence[Need]) -> str:
+    amounts = {name: amount for name, amount in total([need.resources for need in needs]).items() if amount}
+    words = ", ".join(f"{name} {amount:g}" for name, amount in amounts.items() if not name.startswith(ACCELERATOR))
+    return f"replica ({words or 'no resources'}{'' if len(needs) == 1 else ' over several nodes'})"

@@ -101,7 +101,7 @@ def engine_settings(
         pipeline=args.pipeline_parallel_size,
         cpu=cpu,
         eager=bool(engine.get("enforce_eager")),
-        utilization=float(engine.get("gpu_memory_utilization") or _UTILIZATION),
+        utilization=args.gpu_memory_utilization or _UTILIZATION,
         dtype=dtype,
         element=_DTYPES[dtype],
         kv_dtype=kv_dtype,
