@@ -49,6 +49,44 @@ def check(file: File) -> None:
 
 
 @app.command()
+def plan(
+    file: File,
+    cluster: Annotated[
+        str | None, typer.Option(help="live: onto the nodes of a running cluster, compared with what runs there.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="That cluster's dashboard. Default: RAY_DASHBOARD_ADDRESS, or the Ray of this machine."),
+    ] = None,
+    nodes: Annotated[str | None, typer.Option(help='Onto nodes that you describe: "4x8xH200-141G,2x4xL4-24G".')] = None,
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="Memory of each GPU that nothing else tells, for example 141G (GiB).")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show where that model's memory goes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; docs/plan.md describes it.")] = False,
+    checked: Annotated[bool, typer.Option("--checked", hidden=True)] = False,
+) -> None:
+    """Say what a file needs, where it fits, and what a deploy would change. Starts nothing, reads no weights.
+
+    Exits 0 where everything fits, 1 where something does not or the file has faults, 2 where it cannot be told.
+    """
+    from serve_app import plan_command
+
+    if not checked:
+        _check(file, notes_to_stderr=as_json)
+    asked = plan_command.Asked(
+        live=cluster is not None, address=address, nodes=nodes, gpu_memory=gpu_memory, model=model, explain=explain
+    )
+    try:
+        if cluster not in (None, "live"):
+            raise plan_command.CannotTell(f"--cluster {cluster}: write --cluster live, and its address as --address")
+        raise typer.Exit(plan_command.run(file, asked, console, as_json=as_json))
+    except plan_command.CannotTell as error:
+        _fail(str(error), status=2)
+
+
+@app.command()
 def serve(
     config: File,
     ray_port: Annotated[int, typer.Option(help="Port of the Ray head that is started.")] = GCS_PORT,
@@ -61,7 +99,8 @@ def serve(
     if status := subprocess.run([sys.executable, "-m", "serve_app.cli", "check", str(config)], check=False).returncode:
         raise typer.Exit(status)
     try:
-        local_serve.serve(yaml.safe_load(config.read_text()), console, gcs_port=ray_port, dashboard_port=dashboard_port)
+        read = yaml.safe_load(config.read_text())
+        local_serve.serve(config, read, console, gcs_port=ray_port, dashboard_port=dashboard_port)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except (
@@ -103,7 +142,7 @@ def status(
         status.show(answer, console)
 
 
-def _check(file: Path) -> None:
+def _check(file: Path, *, notes_to_stderr: bool = False) -> None:
     from serve_app.check import check_file
 
     try:
@@ -112,16 +151,16 @@ def _check(file: Path) -> None:
         typer.echo(f"{file} cannot be read: {error}", err=True)
         raise typer.Exit(2) from None
     for note in report.notes:
-        typer.echo(f"note: {note}")
+        typer.echo(f"note: {note}", err=notes_to_stderr)
     for fault in report.faults:
         typer.echo(str(fault), err=True)
     if report.faults:
         raise typer.Exit(1)
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, status: int = 1) -> NoReturn:
     typer.echo(message, err=True)
-    raise typer.Exit(1)
+    raise typer.Exit(status)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``modelyard serve`` and ``modelyard stop``: deploy a file on a Ray of this machine, follow it, end it.
+"""``modelyard serve`` and ``modelyard stop``: plan and deploy a file on a Ray of this machine, follow it, end it.
 
 Printing and order of steps only; ``local_cluster`` knows the processes and ``ray_api`` the cluster's API.
 """
@@ -7,10 +7,13 @@ import json
 import os
 import shlex
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,10 +25,14 @@ from rich.table import Table
 from serve_app import demo_model, local_cluster
 from serve_app.config import GATEWAY_IMPORT_PATH, MODEL_IMPORT_PATH
 from serve_app.local_cluster import LocalClusterError, Session
+from serve_app.planning.live import snapshot
+from serve_app.planning.reasons import waiting
 from serve_app.ray_api import Application, RayApi, RayApiError, ServeState
 
 STOP_GRACE_S = 20.0
 READY_TIMEOUT_S = 60.0
+# An application that does not run after so long is asked about in the cluster: perhaps there is no room for it.
+ROOM_AFTER_S = 5.0
 # Polls of the dashboard that may fail in a row before we believe it: it is one busy Python process.
 PATIENCE = 5
 
@@ -108,8 +115,11 @@ def _embeds(args: Mapping[str, Any]) -> bool:
 # The two commands
 
 
-def serve(config: Mapping[str, Any], console: Console, *, gcs_port: int, dashboard_port: int) -> None:
-    """Serve a checked ``config`` until Ctrl-C. Raises what went wrong after stopping what this call started."""
+def serve(file: Path, config: Mapping[str, Any], console: Console, *, gcs_port: int, dashboard_port: int) -> None:
+    """Serve ``config``, which was read from ``file`` and checked, until Ctrl-C.
+
+    Raises what went wrong, as where the cluster can never hold it, after stopping what this call started.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     if uses_demo(config):
@@ -118,6 +128,7 @@ def serve(config: Mapping[str, Any], console: Console, *, gcs_port: int, dashboa
     # On somebody else's Ray only a Serve that was not there before is ours to shut down.
     ours = cluster.session is not None or not cluster.api.state().running
     try:
+        refuse_what_does_not_fit(_plan(file, cluster.api.address), console)
         _deploy(cluster, config, console)
         console.print(f"\nServing at [bold]{url_of(cluster.api.state(), config)}[/]; dashboard {cluster.api.address}")
         for line in curl_lines(config, url_of(cluster.api.state(), config)):
@@ -194,12 +205,51 @@ def _refuse_to_delete(state: ServeState, config: Mapping[str, Any]) -> None:
         )
 
 
+def _plan(file: Path, address: str) -> Mapping[str, Any] | None:
+    """``modelyard plan``'s JSON for the cluster at ``address``; None where it cannot tell, which it says itself.
+
+    In a process of its own, as the check: it imports Ray.
+    """
+    command = [sys.executable, "-m", "serve_app.cli", "plan", str(file), "--checked", "--json"]
+    command += ["--cluster", "live", "--address", address]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout
+    try:
+        plan: Mapping[str, Any] = json.loads(answer)
+    except ValueError:
+        return None
+    return plan
+
+
+def refuse_what_does_not_fit(plan: Mapping[str, Any] | None, console: Console) -> None:
+    """ServeError: ``plan`` says that something does not fit at its fewest replicas, and no node will be added.
+
+    What does not fit at max replicas, or is not known, is printed: it does not keep the rest from serving.
+    """
+    if plan is None:
+        console.print("Whether the file fits was not checked.")
+        return
+    short = [problem for problem in plan["problems"] if problem["at"] == "min"]
+    if short and not plan["nodes_are_added"]:
+        raise ServeError("\n".join(["nothing was deployed: there is no room for all of it.", *map(_lacks, short)]))
+    for problem in plan["problems"]:
+        console.print(f"Warning: {_lacks(problem)}", soft_wrap=True, markup=False)
+    if plan["problems"] and plan["nodes_are_added"]:
+        console.print("Nodes are added to this cluster as they are needed; deploying.")
+
+
+def _lacks(problem: Mapping[str, Any]) -> str:
+    at = " at max" if problem["at"] == "max" else ""
+    text = f"{problem['name']}: {problem['found']} of {problem['wanted']} replicas fit{at}. It {problem['why']}."
+    return text + "".join(f"\n  would fit: {change}" for change in problem["changes"])
+
+
 def _deploy(cluster: Cluster, config: Mapping[str, Any], console: Console) -> None:
     cluster.api.deploy(config)
     names = application_names(config)
     start = time.monotonic()
     shown = _Progress(console)
     failures = 0
+    room = Room(cluster.api)
     with shown:
         while True:
             try:
@@ -211,6 +261,7 @@ def _deploy(cluster: Cluster, config: Mapping[str, Any], console: Console) -> No
                 time.sleep(1)
                 continue
             applications = [state.application(n) or Application(n, "NOT_STARTED", "", "") for n in names]
+            applications = room.explain(applications)
             shown.update(applications, time.monotonic() - start)
             failed = [a for a in applications if a.status == "DEPLOY_FAILED"]
             if failed or all(a.status == "RUNNING" for a in applications):
@@ -219,6 +270,29 @@ def _deploy(cluster: Cluster, config: Mapping[str, Any], console: Console) -> No
     if failed:
         raise ServeError("\n".join(f"{a.name} cannot be deployed:\n{a.message}" for a in failed))
     _await_endpoint(url_of(state, config), model_names(config))
+
+
+class Room:
+    """Says of applications that wait why there is no room for them: Serve's own message does not."""
+
+    def __init__(self, api: RayApi, after_s: float = ROOM_AFTER_S) -> None:
+        """``after_s``: how long an application may take to start before it is asked about, and between two looks."""
+        self._api = api
+        self._after_s = after_s
+        self._at = time.monotonic()
+        self._waiting: dict[str, str] = {}
+
+    def explain(self, applications: list[Application]) -> list[Application]:
+        waits = any(a.status == "DEPLOYING" for a in applications)
+        if waits and time.monotonic() - self._at >= self._after_s:
+            self._at = time.monotonic()
+            with suppress(RayApiError):  # the next look will tell
+                seen = snapshot(self._api)
+                self._waiting = {name: waiting(want, seen.nodes, seen.free) for name, want in seen.waiting.items()}
+        return [
+            replace(a, message=self._waiting[a.name]) if a.status == "DEPLOYING" and a.name in self._waiting else a
+            for a in applications
+        ]
 
 
 def _await_endpoint(url: str, models: list[str]) -> None:

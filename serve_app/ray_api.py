@@ -1,4 +1,4 @@
-"""Ray's documented REST API, as far as ``modelyard serve`` needs it: what runs, deploy, shut down.
+"""Ray's REST API, as far as Modelyard's commands need it: what runs and where, deploy, shut down.
 
 The same calls as ``serve deploy``, ``serve status`` and ``serve shutdown``, without importing Ray: the command stays
 in the foreground for days and should weigh little.
@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 
 _APPLICATIONS = "/api/serve/applications/"
+# The most that Ray's state API lists.
+_ALL = "10000"
 
 
 class RayApiError(RuntimeError):
@@ -67,7 +69,26 @@ class RayApi:
             return None
 
     def state(self) -> ServeState:
-        return parse_state(self._checked("GET", _APPLICATIONS).json())
+        return parse_state(self.serve())
+
+    def serve(self) -> Any:
+        """All that Serve tells of its applications: ``ServeInstanceDetails`` as JSON."""
+        return self._checked("GET", _APPLICATIONS).json()
+
+    def get(self, path: str, **query: str) -> Any:
+        """The ``data`` of an answer of the dashboard."""
+        try:
+            return self._checked("GET", path, params=query).json()["data"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RayApiError(f"Ray's dashboard at {self.address} answered {path} with something else") from error
+
+    def listed(self, what: str, **query: str) -> list[Any]:
+        """Everything of a kind (``nodes``, ``actors``, ``placement_groups``) that Ray's state API knows, in detail."""
+        found = self.get(f"/api/v0/{what}", detail="1", limit=_ALL, **query)
+        try:
+            return list(found["result"]["result"])
+        except (KeyError, TypeError) as error:
+            raise RayApiError(f"Ray's dashboard at {self.address} lists no {what}") from error
 
     def deploy(self, config: Mapping[str, Any]) -> None:
         """Ask for the whole state ``config``: applications that it does not name are deleted."""

@@ -12,6 +12,9 @@ PACKAGE = ROOT / "serve_app"
 # Decisions. They get the clock and the cluster's state as arguments.
 PURE = ("config", "errors", "catalog", "routing", "scaling", "planning", "admission", "resume", "placement", "rollout")
 KNOWS_TOO_MUCH = ("ray", "vllm", "starlette", "fastapi", "asyncio", "time")
+# Of planning. (`explain` only prints, and prints what `checkpoint` found.)
+PLANNING_ADAPTERS = {f"serve_app.planning.{name}" for name in ("checkpoint", "live", "explain")}
+REACHES_OUT = ("os", "subprocess", "socket", "httpx", "serve_app.ray_api", "serve_app.local_cluster")
 KNOWS_VLLM = {"serve_app.model.engine", "serve_app.model.engine_args"}
 
 
@@ -41,6 +44,19 @@ def _under(name: str, *roots: str) -> bool:
     return any(name == r or name.startswith(f"{r}.") for r in roots)
 
 
+def _reached(module: str) -> Iterator[tuple[str, str]]:
+    """(module of ours, what it imports), beginning with ``module``'s own imports and going on in what it imports."""
+    seen, todo = set(), [module]
+    while todo:
+        current = todo.pop()
+        seen.add(current)
+        for name in _imports(current):
+            yield current, name
+            ours = next((m for m in (name, name.rpartition(".")[0]) if m in MODULES), None)
+            if ours and ours not in seen:
+                todo.append(ours)
+
+
 def _pure_modules() -> list[str]:
     return [m for m in MODULES if any(p in PURE for p in m.split(".")[1:])]
 
@@ -48,15 +64,18 @@ def _pure_modules() -> list[str]:
 @pytest.mark.parametrize("module", _pure_modules())
 def test_decisions_know_no_framework_and_no_clock(module: str) -> None:
     """A decision is tested without a cluster, an event loop or a sleep; what it imports of ours is as pure."""
-    seen, todo = set(), [module]
-    while todo:
-        current = todo.pop()
-        seen.add(current)
-        for name in _imports(current):
-            assert not _under(name, *KNOWS_TOO_MUCH), f"{current} imports {name}"
-            ours = next((m for m in (name, name.rpartition(".")[0]) if m in MODULES), None)
-            if ours and ours not in seen:
-                todo.append(ours)
+    for importer, name in _reached(module):
+        assert not _under(name, *KNOWS_TOO_MUCH), f"{importer} imports {name}"
+
+
+PLANNING = [m for m in MODULES if _under(m, "serve_app.planning") and m not in PLANNING_ADAPTERS]
+
+
+@pytest.mark.parametrize("module", PLANNING)
+def test_a_plan_is_made_of_what_it_is_given(module: str) -> None:
+    """Two files of planning fetch something from outside; every decision gets a snapshot."""
+    for importer, name in _reached(module):
+        assert not _under(name, *REACHES_OUT), f"{importer} imports {name}"
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -75,3 +94,4 @@ def test_the_lists_above_mean_files_that_exist() -> None:
     """A renamed file must not slip out of these tests."""
     assert {"serve_app.config", "serve_app.errors"} <= set(_pure_modules())
     assert "serve_app.model.engine_args" in MODULES
+    assert set(MODULES) >= PLANNING_ADAPTERS

@@ -1,5 +1,6 @@
 """local_serve: what is read from a deployment file and shown."""
 
+import io
 import json
 import shlex
 from pathlib import Path
@@ -107,3 +108,45 @@ def test_stop_on_somebody_elses_ray_ends_only_our_serve(tmp_path: Path, monkeypa
     assert api.shut_downs == 0
     local_serve._stop(local_serve.Cluster(api, None, fresh=False), Console(quiet=True), ours=True)
     assert api.shut_downs == 1
+
+
+def problem(at: str, *changes: str) -> dict[str, Any]:
+    why = "needs 2 GPUs of one node; the cluster has no GPU"
+    return {"name": "tp2", "at": at, "wanted": 1, "found": 0, "why": why, "changes": list(changes)}
+
+
+def refused(plan: dict[str, Any] | None) -> str:
+    """What is printed where nothing is refused."""
+    console = Console(file=io.StringIO(), width=200)
+    local_serve.refuse_what_does_not_fit(plan, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_what_does_not_fit_at_min_is_refused() -> None:
+    """With what is needed, what there is, and what would fit."""
+    plan = {"problems": [problem("min", "tensor_parallel_size: 1")], "nodes_are_added": False}
+    with pytest.raises(local_serve.ServeError) as error:
+        refused(plan)
+    assert str(error.value).splitlines() == [
+        "nothing was deployed: there is no room for all of it.",
+        "tp2: 0 of 1 replicas fit. It needs 2 GPUs of one node; the cluster has no GPU.",
+        "  would fit: tensor_parallel_size: 1",
+    ]
+
+
+def test_what_does_not_fit_at_max_or_not_yet_is_a_warning() -> None:
+    """The rest serves; and where nodes are added as they are needed, what waits is what brings them."""
+    at_max = refused({"problems": [problem("max")], "nodes_are_added": False})
+    assert at_max.startswith("Warning: tp2: 0 of 1 replicas fit at max.")
+    assert "Nodes are added" in refused({"problems": [problem("min")], "nodes_are_added": True})
+    assert refused({"problems": [], "nodes_are_added": False}) == ""
+    assert refused(None) == "Whether the file fits was not checked.\n"
+
+
+def test_room_is_looked_for_only_where_something_waits() -> None:
+    """And a dashboard that does not answer takes nothing away."""
+    room = local_serve.Room(local_serve.RayApi("http://127.0.0.1:9"), after_s=0)
+    running, waits = Application("a", "RUNNING", "", ""), Application("b", "DEPLOYING", "", "serve's words")
+    assert room.explain([running]) == [running]
+    assert room.explain([running, waits]) == [running, waits]

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +25,15 @@ from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, Mo
 from serve_app.lease import CardView, Grant, StartReport
 from serve_app.model.card_memory import CardMemory
 from serve_app.model.engine_protocol import Engine
-from serve_app.model.free_resources import free_resources
+from serve_app.model.free_resources import cluster_nodes, free_resources
 from serve_app.model.http_server import HttpServer
 from serve_app.model.journal import Journaled
 from serve_app.model.lease_gate import LeaseGate
 from serve_app.model.placement import Placement, placement
 from serve_app.model.rollout import NEW_FIRST, rollout, room_for
+from serve_app.planning.nodes import NODE_GROUP, Node
+from serve_app.planning.packing import Want
+from serve_app.planning.reasons import never
 from serve_app.policy import as_numbers
 from serve_app.resume import generation
 from serve_app.scaling import EngineStats
@@ -75,10 +78,12 @@ QUIET = LoggingConfig(enable_access_log=False)
 class Card:
     """Describes one model to gateways and to the scaling policy: Serve's door to a ``CardMemory``."""
 
-    def __init__(self, model: Any, where: Placement, slots: int) -> None:
+    def __init__(self, model: Any, where: Placement, slots: int, hopeless: StartReport | None = None) -> None:
         # Holding the handle is what makes `Model` part of this application.
         self._model = model
         self._memory = CardMemory(slots)
+        if hopeless is not None:
+            self._memory.started(hopeless)
         self._room = Room(where)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -263,11 +268,28 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 300 else text[:297] + "..."
 
 
+def no_room(where: Placement, nodes: Sequence[Node]) -> str:
+    """Why no replica will ever fit on ``nodes``, for the log and the card; empty where one may.
+
+    Said and not refused: `serve run` may be early, before the nodes have joined. Where nodes are added as they are
+    needed it is not even said, because what waits is what brings them.
+    """
+    if not nodes or any(NODE_GROUP in node.labels for node in nodes):
+        return ""
+    why = never(Want("", where.needs, 1), nodes)
+    return f"no node has room for a replica: it {why}" if why else ""
+
+
 def app(args: ModelArgs) -> Application:
     """Serve's application builder (``import_path: serve_app.model:app``)."""
     where = placement(args)
     rolled = rollout(where, free_resources())
     logger.info(rolled.why)
+    hopeless = None
+    if lacking := no_room(where, cluster_nodes()):
+        logger.error(lacking)
+        # As the start of a replica that failed now: the card tells of it until one that begins later succeeds.
+        hopeless = StartReport("", at=time.time(), error=lacking)
     model = Model.options(  # type: ignore[attr-defined]
         max_ongoing_requests=args.slots,
         ray_actor_options=where.actor_options,
@@ -277,5 +299,5 @@ def app(args: ModelArgs) -> Application:
         # What a deployment file says of it wins: Serve puts its options over these.
         max_surge_percent=rolled.max_surge_percent,
     )
-    application: Application = Card.bind(model.bind(args), where, args.max_num_seqs)  # type: ignore[attr-defined]
+    application: Application = Card.bind(model.bind(args), where, args.max_num_seqs, hopeless)  # type: ignore[attr-defined]
     return application
