@@ -1,11 +1,14 @@
 """The README's promises that can be checked: its files exist, its targets exist, its examples are right."""
 
+import io
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
+from serve_app import plan_command
 from serve_app.check import check_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,6 +49,20 @@ def test_the_model_entry_is_valid() -> None:
     known = {"max_model_len": int}
     report = check_config(config, base=ROOT, engine_fields=lambda: known, frontend_fields=dict)
     assert report.faults == ()
+
+
+def test_the_plan_is_what_the_command_prints() -> None:
+    """To the letter, at the README's width."""
+    (block,) = re.findall(r"^```\n(\$ modelyard plan.*?)^```", README, re.DOTALL | re.MULTILINE)
+    command, _, shown = block.partition("\n")
+    file, nodes = command.split()[3], command.split()[5]
+    out = io.StringIO()
+    status = plan_command.run(
+        ROOT / file, plan_command.Asked(nodes=nodes), Console(file=out, width=90, highlight=False)
+    )
+    assert status == plan_command.FITS
+    printed = [line.rstrip() for line in out.getvalue().replace(f"{ROOT}/", "").splitlines()]
+    assert printed == shown.splitlines()
 
 
 def test_the_python_example_is_python() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
+from ray.util import placement_group_table
 
 from serve_app.config import MODEL_DEPLOYMENT
 from serve_app.replica_watch import WATCH
@@ -34,6 +35,12 @@ class Probe:
             await self._handles[model].report.remote()  # the first call makes the router
             heard.insert(0, (time.time(), sorted(WATCH.running(model) or ())))
         return self._heard[model]
+
+    @api.get("/{model}/groups")
+    def groups(self, model: str) -> Any:
+        """Ray's table of the placement groups of the model's replicas."""
+        table = placement_group_table().values()
+        return [group for group in table if str(group["name"]).startswith(f"SERVE_REPLICA::{model}#")]
 
     @api.get("/{model}")
     async def report(self, model: str) -> Any:
