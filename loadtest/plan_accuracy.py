@@ -105,7 +105,7 @@ def logged(log: str) -> dict[str, float]:
 def predicted(measured: Mapping[str, Any]) -> Sizes:
     """The plan's sizes for the engine of a measured row."""
     args = ModelArgs.model_validate(measured["args"])
-    return sizes(args, read_shape(resolve(args.source)), gpu_bytes=measured["device_bytes"])
+    return sizes(args, read_shape(resolve(args.source)), gpu_bytes=measured.get("device_bytes"))
 
 
 def error(measured: Mapping[str, Any]) -> float:
