@@ -240,13 +240,17 @@ class Yard:
     counted: Counter[tuple[str, ...]]
 
     async def quiet(self) -> None:
-        """Wait (5 s at most) until no request runs anywhere and every lease was given back."""
+        """Wait (5 s at most) until no request runs anywhere, every lease was given back and no pool waits for anything.
+
+        Its pulses look around once a second, so they may end a little later."""
         async with asyncio.timeout(5):
             while any(
                 r.engine.report()["running"] or r.gate.busy or r.gate.held or r.streams
                 for m in self.models.values()
                 for r in m.replicas
-            ) or any(m.pool and (m.pool.in_use or m.pool.waiting or m.pool.idle) for m in self.models.values()):
+            ) or any(
+                m.pool and sum(m.pool.report().values()) > m.pool.report()["pulses"] for m in self.models.values()
+            ):
                 await asyncio.sleep(0.01)
 
 

@@ -283,6 +283,22 @@ async def test_load_spreads_over_replicas() -> None:
         assert min(served) >= 8
 
 
+async def test_a_pool_says_what_it_holds() -> None:
+    """One slot: one request has it and is watched, another waits for a lease that is being asked for. Afterwards there
+    is nothing, which is what the chaos run looks for."""
+    async with yard(model("chat", slots=1)) as y:
+        asked = [asyncio.create_task(y.client.post(CHAT, json=chat(fake={"hang": 0}))) for _ in range(2)]
+        async with asyncio.timeout(5):
+            while (pool := y.models["chat"].pool) is None or not pool.in_use or not pool.waiting:
+                await asyncio.sleep(0.01)
+        assert pool.report() == {"in_use": 1, "waiting": 1, "idle": 0, "openers": 1, "watchers": 1, "pulses": 1}
+        for request in asked:
+            request.cancel()
+        async with asyncio.timeout(5):
+            while any(pool.report().values()):
+                await asyncio.sleep(0.01)
+
+
 async def test_a_slow_client_slows_only_itself() -> None:
     """The gateway stops reading from the replica while a client does not read: memory stays bounded."""
     async with yard(model("chat")) as y:

@@ -57,6 +57,11 @@ class Gateway:
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         self._relay.settings = GatewaySettings(**user_config)
 
+    async def report(self) -> dict[str, Any]:
+        """This gateway's own counters, over Serve: clients do not reach them."""
+        replica = serve.get_replica_context().replica_id.unique_id
+        return {"replica": replica, "models": self._directory.report()}
+
     async def __serve_build_asgi_app__(self) -> Any:
         return GatewayApp(self._directory, self._relay)
 

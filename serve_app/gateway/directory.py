@@ -71,6 +71,10 @@ class Directory:
             pool = self._pools[model.name] = self._new_pool(model.name)
         return pool
 
+    def report(self) -> dict[str, dict[str, int]]:
+        """What each model's pool holds, by model."""
+        return {name: pool.report() for name, pool in self._pools.items()}
+
     def _new_pool(self, name: str) -> LeasePool:
         handle, card = self._models[name], self._cards[name]
 

@@ -106,6 +106,17 @@ class LeasePool:
     def idle(self) -> int:
         return len(self._idle)
 
+    def report(self) -> dict[str, int]:
+        """What is held and at work for this model; all of it is 0 a moment after its last request."""
+        return {
+            "in_use": self.in_use,
+            "waiting": self.waiting,
+            "idle": self.idle,
+            "openers": len(self._openers),
+            "watchers": len(self._watchers),
+            "pulses": len(self._pulses),
+        }
+
     @property
     def cold(self) -> bool:
         """No replica runs: the model is asleep or starting."""

@@ -266,7 +266,8 @@ def _gateway_died_under(record: Record, kills: Sequence[Fault]) -> bool:
 
 @dataclass(frozen=True)
 class Aftermath:
-    """How the cluster was left. ``leaked``: leases, busy slots and running requests in the replicas' reports.
+    """How the cluster was left. ``leaked``: leases, busy slots and running requests in the replicas' reports,
+    leases, waiting requests and tasks in the gateways'.
 
     ``not_replaced``: what was killed or stopped and is still there, or its replica is. ``trouble``: what kept the run
     from being one.

@@ -123,8 +123,8 @@ def chaos(cluster: Cluster, plan: Plan, tell: Callable[[str], None]) -> Outcome:
         seconds = time.monotonic() - started
         tell("no more faults: waiting for the model to be whole and quiet")
         not_replaced = monkey.settle()
-        reports = _last_reports(cluster, monkey)
-        after = Aftermath(judge.leaked(reports), monkey.orphans(), tuple(not_replaced), tuple(monkey.trouble))
+        reports, leaked = _last_reports(cluster, monkey)
+        after = Aftermath(leaked, monkey.orphans(), tuple(not_replaced), tuple(monkey.trouble))
     finally:
         monkey.stopped.kill()
     judged = [judge.judge(record, monkey.gateway_kills) for record in load.records]
@@ -157,16 +157,20 @@ async def _progress(load: Load, tell: Callable[[str], None]) -> None:
         tell(f"{load.sent} sent, {load.sent - len(load.records)} open; {ended}")
 
 
-def _last_reports(cluster: Cluster, monkey: Monkey) -> list[dict[str, Any]]:
-    """What the replicas report once they are quiet, or when they have had the time to become so."""
+def _last_reports(cluster: Cluster, monkey: Monkey) -> tuple[list[dict[str, Any]], int]:
+    """What the replicas report, and what they and the gateways still hold, once that is nothing, or when they have had
+    the time to become so."""
     deadline = time.monotonic() + QUIET_S
     try:
-        while judge.leaked(reports := cluster.reports(MODEL)) and time.monotonic() < deadline:
+        while True:
+            reports = cluster.reports(MODEL)
+            held = judge.leaked(reports) + cluster.held_by_gateways(MODEL)
+            if not held or time.monotonic() > deadline:
+                return reports, held
             time.sleep(0.2)
     except AssertionError as error:
         monkey.trouble.append(str(error))
-        return []
-    return reports
+        return [], 0
 
 
 def model(replicas: int, version: int) -> dict[str, Any]:

@@ -139,13 +139,13 @@ class Cluster:
     def gateway_pids(self) -> dict[str, int]:
         return self.pids(GATEWAY, GATEWAY_DEPLOYMENT)
 
-    def reports(self, app: str) -> list[dict[str, Any]]:
-        """``Model.report`` of every running replica."""
-        wanted = len(self.pids(app))
+    def reports(self, app: str, deployment: str = MODEL_DEPLOYMENT) -> list[dict[str, Any]]:
+        """``report`` of every running replica."""
+        wanted = len(self.pids(app, deployment))
         found: dict[str, dict[str, Any]] = {}
 
         def all_answered() -> bool:
-            answer = self.client.get(f"{PREFIX}/{app}", timeout=10)
+            answer = self.client.get(f"{PREFIX}/{app}/report/{deployment}", timeout=10)
             if answer.is_success:
                 found[answer.json()["replica"]] = answer.json()
             return len(found) >= wanted
@@ -153,18 +153,29 @@ class Cluster:
         eventually(f"every replica of {app} reports", all_answered)
         return list(found.values())
 
+    def held_by_gateways(self, app: str) -> int:
+        """Leases, waiting requests and tasks of all gateways for ``app``."""
+        reports = self.reports(GATEWAY, GATEWAY_DEPLOYMENT)
+        return sum(sum(report["models"].get(app, {}).values()) for report in reports)
+
     def wait_quiet(self, app: str, within_s: float = 10.0) -> list[dict[str, Any]]:
-        """Until no lease is held and nothing runs on any replica of ``app``; the last reports."""
+        """Until no lease is held and nothing runs on any replica of ``app`` and for it in any gateway; the last reports
+        of the replicas."""
         reports: list[dict[str, Any]] = []
+        held = 0
 
         def quiet() -> bool:
+            nonlocal held
             reports[:] = self.reports(app)
-            return not any(r["leases"] or r["busy"] or r["engine"]["running"] for r in reports)
+            if any(r["leases"] or r["busy"] or r["engine"]["running"] for r in reports):
+                return False
+            held = self.held_by_gateways(app)
+            return not held
 
         try:
             eventually(f"{app} is quiet", quiet, within_s)
         except AssertionError as error:
-            raise AssertionError(f"{error}; last seen {reports}") from None
+            raise AssertionError(f"{error}; last seen {reports}, {held} held in gateways") from None
         return reports
 
     def log(self, app: str, deployment: str) -> str:

@@ -1,5 +1,5 @@
-"""A Serve application of the tests' own: what one replica of a model reports, and what a caller of the model is told
-of its replicas, over HTTP.
+"""A Serve application of the tests' own: what one replica of a model or one gateway reports, and what a caller of the
+model is told of its replicas, over HTTP.
 
 A process can join only one Ray in its life, and the tests use several; so they join none.
 """
@@ -42,9 +42,9 @@ class Probe:
         table = placement_group_table().values()
         return [group for group in table if str(group["name"]).startswith(f"SERVE_REPLICA::{model}#")]
 
-    @api.get("/{model}")
-    async def report(self, model: str) -> Any:
-        return await serve.get_deployment_handle(MODEL_DEPLOYMENT, model).report.remote()
+    @api.get("/{app}/report/{deployment}")
+    async def report(self, app: str, deployment: str) -> Any:
+        return await serve.get_deployment_handle(deployment, app).report.remote()
 
 
 def app(_args: dict[str, Any]) -> Application:
