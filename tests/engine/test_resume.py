@@ -11,6 +11,7 @@ import pytest_asyncio
 from serve_app.config import ModelArgs
 from tests.engine import exact_resume
 from tests.engine.ask import CHAT, COMPLETIONS
+from tests.engine.conftest import ONE_THREAD
 from tests.engine.exact_resume import Started, reasons, text
 from tests.inprocess import FakeModel, Yard, yard
 
@@ -22,36 +23,43 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-ARGS = ModelArgs.model_validate(
-    {
-        "source": {"demo": "smollm2-135m-instruct"},
-        "engine": {
-            # With bfloat16 a prompt's keys and values differ in their last bits from those that were decoded one by
-            # one, and a near tie between two tokens may tip over.
-            "dtype": "float32",
-            "max_model_len": 1024,
-            "max_num_seqs": 8,
-            "kv_cache_memory_bytes": 400_000_000,
-            "enforce_eager": True,
-        },
-        "resources": {"num_gpus": 0},
-        "env": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"},
-    }
-)
+
+def model_args(**engine: Any) -> ModelArgs:
+    return ModelArgs.model_validate(
+        {
+            "source": {"demo": "smollm2-135m-instruct"},
+            "engine": {
+                # With bfloat16 a prompt's keys and values differ in their last bits from those that were decoded one
+                # by one, and a near tie between two tokens may tip over.
+                "dtype": "float32",
+                "max_model_len": 1024,
+                "max_num_seqs": 8,
+                "kv_cache_memory_bytes": 400_000_000,
+                "enforce_eager": True,
+            }
+            | engine,
+            "resources": {"num_gpus": 0},
+            "env": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} | ONE_THREAD,
+        }
+    )
+
+
 STORY = {"model": "chat", "messages": [{"role": "user", "content": "Tell me a short story about a fox."}]}
 EMOJI = {"model": "chat", "messages": [{"role": "user", "content": "Repeat exactly: 🦊🐻🐼 日本語 ñandú 🎉"}]}
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def engine(engine_home: Path) -> AsyncIterator[Any]:
-    """One engine; each replica of a test is a port of its own in front of it."""
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=[{}])
+async def engine(request: pytest.FixtureRequest, engine_home: Path) -> AsyncIterator[Any]:
+    """One engine; each replica of a test is a port of its own in front of it. Parametrised with more of vLLM's engine
+    arguments: one that has them."""
     from serve_app.model.engine import VllmEngine
 
+    args = model_args(**request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MODELYARD_HOME", str(engine_home))
-        for name, value in ARGS.env.items():
+        for name, value in args.env.items():
             patch.setenv(name, value)
-        running = VllmEngine(ARGS, "chat")
+        running = VllmEngine(args, "chat")
         facts = await running.start()
         yield Started(running, facts)
         running.shutdown()
@@ -62,7 +70,7 @@ async def stream(y: Yard, path: str, body: dict[str, Any], break_after: tuple[in
 
 
 def two(engine: Any) -> FakeModel:
-    return exact_resume.two(engine, ARGS)
+    return exact_resume.two(engine, model_args())
 
 
 def assert_same(broken: list[dict[str, Any]], whole: list[dict[str, Any]]) -> None:
@@ -137,3 +145,47 @@ async def test_a_penalty_that_counts_the_answer_is_not_resumed(engine: Any) -> N
     async with yard(two(engine)) as y:
         seen = await stream(y, CHAT, STORY | {"presence_penalty": 0.5}, (5,))
         assert "presence_penalty" in seen[-1]["error"]["message"]
+
+
+def turn(question: str, thought: str, answer: str) -> list[dict[str, str]]:
+    said = f"Here is my thought process: {thought} Here is my response: {answer}"
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
+
+
+# Granite's parser goes by words, and a small model keeps to the form in which it "answered" before.
+THINKING = [
+    *turn("What is 2 + 3?", "I add two and three, which makes five.", "The sum is 5."),
+    *turn("What is the capital of Italy?", "Italy is a country, and its capital is Rome.", "The capital is Rome."),
+    *turn("Is a whale a fish?", "A whale breathes air, so it is a mammal.", "No, a whale is a mammal."),
+    {"role": "user", "content": "What is the capital of France?"},
+]
+
+
+def parts(events: list[dict[str, Any]], name: str) -> list[str]:
+    """That part of every event's delta; empty where the event has none."""
+    return [choice["delta"].get(name) or "" for event in events for choice in event["choices"]]
+
+
+@pytest.mark.parametrize("engine", [{"reasoning_parser": "granite"}], indirect=True)
+async def test_reasoning_stays_apart_across_the_break(engine: Any) -> None:
+    """A parser that finds the change from reasoning to content in the text: broken before the reasoning, inside it,
+    while the words between the two are held back, and in the content, once or three times, what the client gets of
+    either is that of an undisturbed run. So it is for a client that wants no reasoning."""
+    body = {"model": "chat", "messages": THINKING, "max_tokens": 48}
+    async with yard(two(engine)) as y:
+        whole = await stream(y, CHAT, body)
+        assert reasons(whole) == ["stop"]
+        reasoning, content = parts(whole, "reasoning"), parts(whole, "content")
+        assert "Paris" in "".join(reasoning)
+        assert "Paris" in "".join(content)
+        assert "Here is" not in "".join(reasoning + content), "the parser found nothing"
+        first = next(i for i, text in enumerate(content, 1) if text)  # the event with the first content
+        for points in ((1,), (4,), (first - 1,), (first,), (first + 3,), (4, first - 1, first + 3)):
+            broken = await stream(y, CHAT, body, points)
+            assert_same(broken, whole)
+            assert "".join(parts(broken, "reasoning")) == "".join(reasoning)
+        hidden = body | {"include_reasoning": False}
+        whole = await stream(y, CHAT, hidden)
+        assert "".join(parts(whole, "content")) == "".join(content)
+        for points in ((1,), (2,)):
+            assert_same(await stream(y, CHAT, hidden, points), whole)
