@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from tests.serve.cluster import Cluster
 
 
-@pytest.fixture(scope="session", params=["haproxy", "python-proxy"])
+@pytest.fixture(scope="session", params=["haproxy"])
 def yard_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Cluster]":
-    """Ray Serve with the gateway, in HAProxy mode and on Serve's own proxy (without process-group cleanup)."""
+    """Ray Serve with the gateway, in HAProxy mode. Parametrised with "python-proxy": on Serve's own proxy, without
+    anything that `modelyard env` sets."""
     # Imported here: the fast tier must not pay for Ray.
     from tests.serve.cluster import cluster
 

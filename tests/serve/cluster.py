@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
 from loadtest.clusters import free_ports, private_environment
 from serve_app import local_cluster
@@ -23,6 +24,9 @@ from serve_app.config import (
 )
 from serve_app.local_cluster import Session
 from serve_app.ray_api import RayApi
+
+# For tests in which the proxy has a part: connections that stay, break, or leave.
+both_proxies = pytest.mark.parametrize("yard_cluster", ["haproxy", "python-proxy"], indirect=True)
 
 PATIENCE_S = 90.0
 GATEWAY = "gateway"
@@ -184,7 +188,8 @@ class Cluster:
 
     async def leave_after(self, seconds: float, body: dict[str, Any], path: str = "/v1/chat/completions") -> None:
         """A client that closes its connection after ``seconds``, before its answer is complete."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=60, trust_env=False) as client:
+        # Not to verify saves the loading of certificates, which takes longer than some of these requests.
+        async with httpx.AsyncClient(base_url=self.url, timeout=60, trust_env=False, verify=False) as client:
             try:
                 async with asyncio.timeout(seconds):
                     await client.post(path, json=body)

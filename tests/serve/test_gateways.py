@@ -14,12 +14,13 @@ import pytest
 
 from serve_app.config import GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH
 from tests.chaos.processes import lives
-from tests.serve.cluster import GATEWAY, Cluster, eventually, fake_app
+from tests.serve.cluster import GATEWAY, Cluster, both_proxies, eventually, fake_app
 
 pytestmark = pytest.mark.serve
 CHAT = "/v1/chat/completions"
 # Bounds a hang, no more: what is said to be prompt takes a fraction of a second.
 PATIENCE_S = 30
+SHARED = fake_app("shared", engine={"max_num_seqs": 256}, token_interval_s=0.05)
 
 
 def chat(model: str, **more: Any) -> dict[str, Any]:
@@ -91,11 +92,12 @@ async def in_one_packet(cluster: Cluster, body: dict[str, Any]) -> int:
     return int(answer.split()[1]) if answer else 0
 
 
+@both_proxies
 async def test_one_of_two_gateways_dies(yard_cluster: Cluster) -> None:
     """kill -9 under load. Its own streams break, at once; the other's go on; no request hangs; every request that is
     sent after its death succeeds, also in the moment in which its successor comes; the model is quiet afterwards.
     HAProxy sends a request that came in one packet, and has no byte of its answer yet, to the other gateway."""
-    yard_cluster.deploy(fake_app("shared", engine={"max_num_seqs": 256}, token_interval_s=0.05))
+    yard_cluster.deploy(SHARED)
     with two_gateways(yard_cluster):
         before = yard_cluster.gateway_pids()
         at_rest = {pid: sockets(pid) for pid in before.values()}
@@ -136,23 +138,35 @@ async def test_one_of_two_gateways_dies(yard_cluster: Cluster) -> None:
             assert set(codes) == {200}
         await asyncio.gather(*(stream.task for stream in streams))
         await asyncio.to_thread(yard_cluster.wait_quiet, "shared")
-    yard_cluster.remove("shared")
 
 
+@both_proxies
 async def test_the_only_gateway_dies(yard_cluster: Cluster) -> None:
-    """Requests sent after its death wait for its successor and succeed."""
-    yard_cluster.deploy(fake_app("single"))
-    victim = next(iter(yard_cluster.gateway_pids().values()))
-    await kill(victim)
-    assert await asyncio.gather(*(_code(yard_cluster, "single") for _ in range(8))) == [200] * 8
+    """kill -9 in the middle of a stream, which breaks: the replica gets its lease back and its request ends. Requests
+    sent after its death wait for its successor and succeed."""
+    yard_cluster.deploy(SHARED)
+    await asyncio.to_thread(yard_cluster.wait_quiet, "shared")
+    (victim,) = yard_cluster.gateway_pids().values()
+    endless = chat("shared", stream=True, max_tokens=1_000_000)
+    async with (
+        httpx.AsyncClient(base_url=yard_cluster.url, timeout=60, trust_env=False) as client,
+        client.stream("POST", CHAT, json=endless) as answer,
+    ):
+        stream = Reader(answer.aiter_raw())
+        assert await stream.goes_on()
+        assert yard_cluster.reports("shared")[0]["leases"] == 1
+        await kill(victim)
+        assert await asyncio.gather(*(_code(yard_cluster) for _ in range(8))) == [200] * 8
+        async with asyncio.timeout(PATIENCE_S):
+            await stream.task
     assert victim not in yard_cluster.gateway_pids().values()
-    yard_cluster.remove("single")
+    await asyncio.to_thread(yard_cluster.wait_quiet, "shared")
 
 
-async def _code(cluster: Cluster, model: str = "shared") -> int:
+async def _code(cluster: Cluster) -> int:
     """The status of one short request on a connection of its own."""
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60, trust_env=False) as client:
-        answer = await client.post(CHAT, json=chat(model, max_tokens=1))
+        answer = await client.post(CHAT, json=chat("shared", max_tokens=1))
     return answer.status_code
 
 
@@ -163,8 +177,6 @@ def _two_other(cluster: Cluster, gone: int) -> None:
 async def test_what_two_gateways_hold_is_summed_and_counted_once(yard_cluster: Cluster) -> None:
     """One request runs, the others wait at whichever gateway has them: the model's card, which its scaling follows,
     knows all of them, and none twice however long they wait."""
-    if not yard_cluster.haproxy:
-        pytest.skip("the proxy has no part in it")
     yard_cluster.deploy(fake_app("tight", engine={"max_num_seqs": 1}, overcommit=0))
     with two_gateways(yard_cluster):
         async with httpx.AsyncClient(base_url=yard_cluster.url, timeout=60, trust_env=False) as client:

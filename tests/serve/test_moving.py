@@ -108,13 +108,16 @@ def stop_engine(maker: Maker) -> None:
 def test_a_stream_survives_its_replica(yard_cluster: Cluster, harm: Callable[[Maker], None]) -> None:
     """Killed or stopped, replica or engine: the client's stream goes on where it was, the replica is replaced, nothing
     is left of the old one and no count stays."""
-    yard_cluster.deploy(fake_app("pairs", replicas=2, token_interval_s=0.1, process=True, limits=LIMITS))
+    app = fake_app("pairs", replicas=2, token_interval_s=0.1, process=True, limits=LIMITS)
+    # Shorter than the product's own, by which a frozen replica is replaced in test_updates.
+    app["deployments"][0] |= {"health_check_period_s": 1, "health_check_timeout_s": 3}
+    yard_cluster.deploy(app)
     eventually("two replicas", lambda: len(yard_cluster.pids("pairs")) == 2)
-    reader = start_reading(yard_cluster, asked("pairs", 150))
+    reader = start_reading(yard_cluster, asked("pairs", 40))
     maker = Maker(reader.text)
     old = [maker.replica_process(), maker.engine_process()]
     harm(maker)
-    reader.whole(150)
+    reader.whole(40)
     assert Maker(reader.text).replica != maker.replica
     eventually("it is replaced", lambda: int(maker.replica) not in yard_cluster.pids("pairs").values())
     eventually("two replicas again", lambda: len(yard_cluster.pids("pairs")) == 2)
@@ -129,14 +132,14 @@ def test_shrinking_waits_for_no_answer(yard_cluster: Cluster) -> None:
     app["deployments"][0]["graceful_shutdown_timeout_s"] = 60
     yard_cluster.deploy(app)
     eventually("two replicas", lambda: len(yard_cluster.pids("shrinking")) == 2)
-    readers = [start_reading(yard_cluster, asked("shrinking", 400)) for _ in range(4)]
+    readers = [start_reading(yard_cluster, asked("shrinking", 300)) for _ in range(4)]
     before = yard_cluster.pids("shrinking")
     app["deployments"][0]["num_replicas"] = 1
     yard_cluster.deploy(app, wait=False)
     eventually("one process is gone", lambda: sum(map(psutil.pid_exists, before.values())) == 1, 20)
     assert all(reader.is_alive() for reader in readers)
     for reader in readers:
-        reader.whole(400)
+        reader.whole(300)
     yard_cluster.wait_quiet("shrinking")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.cluster import Cluster, eventually, fake_app
+from tests.serve.cluster import Cluster, both_proxies, eventually, fake_app
 from tests.sse import events
 
 pytestmark = pytest.mark.serve
@@ -57,8 +57,6 @@ async def load(cluster: Cluster, app: str, clients: int, **more: Any) -> AsyncIt
 async def test_replicas_follow_the_queue_up_and_down(yard_cluster: Cluster) -> None:
     """1 → 4 → 1: sixteen clients on engines that run four requests at once. Prints how long the first decision took.
     Every request is answered, also those on replicas that leave."""
-    if not yard_cluster.haproxy:
-        pytest.skip("the proxy has no part in it")
     scaling = {"target_queue": 1, "down_after_s": 3}
     app = fake_app("bursty", bounds=(1, 4), scaling=scaling, engine={"max_num_seqs": 4}, token_interval_s=0.05)
     yard_cluster.deploy(app)
@@ -80,8 +78,6 @@ async def test_replicas_follow_the_queue_up_and_down(yard_cluster: Cluster) -> N
 async def test_to_zero_and_back_again_and_again(yard_cluster: Cluster) -> None:
     """The first request wakes the model, is held and answered; it sleeps after ``idle_s``, three times over; in between
     nothing wakes it. The estimate after three wakes is near the fourth."""
-    if not yard_cluster.haproxy:
-        pytest.skip("the proxy has no part in it")
     yard_cluster.deploy(fake_app("sleeper", bounds=(0, 2), scaling={"idle_s": 2}, start_s=4))
     assert yard_cluster.wait_state("sleeper", "asleep")["usual_wake_s"] is None
     took: list[float] = []
@@ -103,6 +99,7 @@ async def test_to_zero_and_back_again_and_again(yard_cluster: Cluster) -> None:
     yard_cluster.remove("sleeper")
 
 
+@both_proxies
 async def test_while_it_wakes(yard_cluster: Cluster) -> None:
     """Progress is on ``/ready``; a stream that asked gets signs of life and then its answer, whole; beyond the bound
     the answer is 503 and says when to come back."""
@@ -134,8 +131,6 @@ async def test_while_it_wakes(yard_cluster: Cluster) -> None:
 
 async def test_bounds_and_targets_change_live(yard_cluster: Cluster) -> None:
     """A bound, a target: no process is replaced. What is decided follows."""
-    if not yard_cluster.haproxy:
-        pytest.skip("the proxy has no part in it")
     yard_cluster.deploy(fake_app("live", bounds=(1, 1), scaling={"down_after_s": 600}))
     [(replica, pid)] = yard_cluster.pids("live").items()
     yard_cluster.deploy(fake_app("live", bounds=(2, 3), scaling={"down_after_s": 600}))
@@ -152,8 +147,6 @@ async def test_bounds_and_targets_change_live(yard_cluster: Cluster) -> None:
 
 async def test_a_sleeping_model_that_cannot_start_keeps_nobody_waiting(yard_cluster: Cluster) -> None:
     """Its held requests get 503 as soon as Serve has given up, long before ``hold_s``; the status says why."""
-    if not yard_cluster.haproxy:
-        pytest.skip("the proxy has no part in it")
     yard_cluster.deploy(fake_app("bad-sleeper", bounds=(0, 1), fail_start="no weights here"))
     yard_cluster.wait_state("bad-sleeper", "asleep")
     answer = await asyncio.to_thread(yard_cluster.client.post, CHAT, json=chat("bad-sleeper"))

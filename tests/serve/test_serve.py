@@ -10,35 +10,41 @@ import httpx
 import pytest
 
 from serve_app import local_cluster
-from tests.serve.cluster import GATEWAY, Cluster, eventually, fake_app
+from tests.serve.cluster import GATEWAY, Cluster, both_proxies, eventually, fake_app
 from tests.sse import events
 
 pytestmark = pytest.mark.serve
 CHAT = "/v1/chat/completions"
+# Of one replica, for every test that needs no model of its own.
+ALPHA = fake_app("alpha", also_known_as=("org/alpha",))
 
 
 def chat(model: str, **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": "two words"}], **more}
 
 
+@both_proxies
 def test_answers_and_streams(yard_cluster: Cluster) -> None:
     """Through the whole path: an answer, the same as a stream, under the model's name and a further id."""
-    yard_cluster.deploy(fake_app("named", also_known_as=("org/named",)))
-    eventually("its card is known", lambda: yard_cluster.client.get("/v1/models/org/named").is_success, 20)
-    whole = yard_cluster.client.post(CHAT, json=chat("org/named", max_tokens=3)).json()
-    assert (whole["model"], whole["choices"][0]["message"]["content"]) == ("org/named", "t0 t1 t2 ")
-    text = yard_cluster.client.post(CHAT, json=chat("named", max_tokens=3, stream=True)).text
+    yard_cluster.deploy(ALPHA)
+    eventually("its card is known", lambda: yard_cluster.client.get("/v1/models/org/alpha").is_success, 20)
+    whole = yard_cluster.client.post(CHAT, json=chat("org/alpha", max_tokens=3)).json()
+    assert (whole["model"], whole["choices"][0]["message"]["content"]) == ("org/alpha", "t0 t1 t2 ")
+    text = yard_cluster.client.post(CHAT, json=chat("alpha", max_tokens=3, stream=True)).text
     assert "".join(e["choices"][0]["delta"]["content"] for e in events(text)) == "t0 t1 t2 "
 
 
+@both_proxies
 def test_tokens_arrive_as_they_are_made(yard_cluster: Cluster) -> None:
     """Nothing on the way keeps a stream back: the first event is there long before the last."""
-    yard_cluster.deploy(fake_app("slow", token_interval_s=0.3))
-    with yard_cluster.client.stream("POST", CHAT, json=chat("slow", max_tokens=5, stream=True)) as answer:
+    yard_cluster.deploy(ALPHA)
+    body = chat("alpha", max_tokens=5, stream=True, fake={"interval_s": 0.3})
+    with yard_cluster.client.stream("POST", CHAT, json=body) as answer:
         at = [time.monotonic() for _ in answer.iter_raw()]
     assert at[-1] - at[0] > 0.9
 
 
+@both_proxies
 def test_the_proxy_is_the_one_that_the_environment_asks_for(yard_cluster: Cluster) -> None:
     """HAProxy mode runs HAProxy; without it the gateway names what is missing and the command that sets it."""
     names = {process.name() for process in local_cluster.processes(yard_cluster.session)}
@@ -50,7 +56,7 @@ def test_the_proxy_is_the_one_that_the_environment_asks_for(yard_cluster: Cluste
 def test_a_new_model_answers_without_a_restart(yard_cluster: Cluster) -> None:
     """`serve deploy` with one more model: the gateway answers for it within 5 s of its start, and neither the gateway
     nor another model is restarted."""
-    yard_cluster.deploy(fake_app("alpha"))
+    yard_cluster.deploy(ALPHA)
     before = (yard_cluster.gateway_pids(), yard_cluster.pids("alpha"))
     yard_cluster.deploy(fake_app("beta"), wait=False)
     eventually("beta runs", lambda: (a := yard_cluster.api.state().application("beta")) and a.status == "RUNNING")
@@ -95,7 +101,7 @@ def test_one_id_two_models(yard_cluster: Cluster) -> None:
 
 def test_a_model_that_cannot_start_says_why(yard_cluster: Cluster) -> None:
     """The cause is in /ready and requests get 503 with Retry-After at once; other models do not notice."""
-    yard_cluster.deploy(fake_app("alpha"))
+    yard_cluster.deploy(ALPHA)
     yard_cluster.deploy(fake_app("broken", fail_start="no weights in /models/broken"), wait=False)
     state = yard_cluster.wait_state("broken", "failed")
     assert state["reason"] == "no weights in /models/broken"
@@ -125,17 +131,19 @@ def test_a_removed_model_is_unknown(yard_cluster: Cluster) -> None:
     assert time.monotonic() - started < 28, "an inner deployment must not sit out direct ingress' 30 s drain"
 
 
+@both_proxies
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("fake", [{"first_token_s": 30}, {"interval_s": 0.05}])
 def test_a_client_that_leaves_aborts_its_request(yard_cluster: Cluster, stream: bool, fake: dict[str, Any]) -> None:
     """Streaming or not, before the first token or after: the engine's request is aborted and the lease given back."""
-    yard_cluster.deploy(fake_app("alpha"))
+    yard_cluster.deploy(ALPHA)
     aborted = yard_cluster.wait_quiet("alpha")[0]["engine"]["aborted"]
     asyncio.run(yard_cluster.leave_after(1, chat("alpha", stream=stream, max_tokens=1000, fake=fake)))
     eventually("aborted", lambda: yard_cluster.reports("alpha")[0]["engine"]["aborted"] == aborted + 1, 2)
     yard_cluster.wait_quiet("alpha")
 
 
+@both_proxies
 def test_a_client_that_leaves_generate_aborts_its_request(yard_cluster: Cluster) -> None:
     """The plain endpoint, which FastAPI serves, aborts too."""
     yard_cluster.deploy(fake_app("thinking", first_token_s=30))
@@ -144,6 +152,7 @@ def test_a_client_that_leaves_generate_aborts_its_request(yard_cluster: Cluster)
     yard_cluster.remove("thinking")
 
 
+@both_proxies
 def test_a_storm_of_cancels_leaks_nothing(yard_cluster: Cluster) -> None:
     """200 clients that leave at different moments: no lease stays, and the model answers at once."""
     yard_cluster.deploy(fake_app("stormy", replicas=2, engine={"max_num_seqs": 8}, token_interval_s=0.01))
@@ -168,19 +177,6 @@ def test_a_killed_replica_costs_no_later_request(yard_cluster: Cluster) -> None:
     codes = [yard_cluster.client.post(CHAT, json=chat("pair", max_tokens=1)).status_code for _ in range(50)]
     assert set(codes) == {200}
     eventually("two replicas again", lambda: len(set(yard_cluster.pids("pair").values()) - {*before.values()}) == 1)
-
-
-def test_a_killed_gateway_gives_its_leases_back(yard_cluster: Cluster) -> None:
-    """kill -9 of the gateway in the middle of a stream: the replica's lease and request end within seconds."""
-    yard_cluster.deploy(fake_app("orphaned", token_interval_s=0.05))
-    body = chat("orphaned", stream=True, max_tokens=10_000)
-    with yard_cluster.client.stream("POST", CHAT, json=body) as answer:
-        chunks = answer.iter_raw()  # kept: dropping it would close the connection
-        next(chunks)
-        assert yard_cluster.reports("orphaned")[0]["leases"] == 1
-        os.kill(next(iter(yard_cluster.gateway_pids().values())), signal.SIGKILL)
-        yard_cluster.wait_quiet("orphaned")
-    eventually("the gateway is back", lambda: _code(yard_cluster, chat("orphaned", max_tokens=1)) == 200)
 
 
 def test_a_full_model_is_queued_in_the_gateway(yard_cluster: Cluster) -> None:
@@ -208,16 +204,9 @@ def test_from_zero_and_back(yard_cluster: Cluster) -> None:
         fake_app("sleepy", bounds=(0, 1), scaling=scaling, also_known_as=("org/sleepy",), token_interval_s=0.5)
     )
     yard_cluster.wait_state("sleepy", "asleep")
-    with yard_cluster.client.stream("POST", CHAT, json=chat("org/sleepy", stream=True, max_tokens=20)) as answer:
+    with yard_cluster.client.stream("POST", CHAT, json=chat("org/sleepy", stream=True, max_tokens=10)) as answer:
         text = "".join(answer.iter_text())
     assert answer.status_code == 200
     assert text.endswith("data: [DONE]\n\n"), "scaling to zero cut a live stream"
     yard_cluster.wait_state("sleepy", "asleep")
     yard_cluster.remove("sleepy")
-
-
-def _code(cluster: Cluster, body: dict[str, Any]) -> int | None:
-    try:
-        return cluster.client.post(CHAT, json=body).status_code
-    except httpx.TransportError:
-        return None

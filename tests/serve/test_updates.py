@@ -17,6 +17,7 @@ pytestmark = pytest.mark.serve
 CHAT = "/v1/chat/completions"
 # What a start takes here at the least: old and new replicas are told apart by it.
 START_S = 1.0
+CHECK_S = 1.0
 
 
 def chat(model: str, **more: Any) -> dict[str, Any]:
@@ -34,6 +35,11 @@ def with_option(app: dict[str, Any], **options: Any) -> dict[str, Any]:
     """``app`` with more of Serve's options on its ``Model``."""
     deployments = [d | options if d["name"] == MODEL_DEPLOYMENT else d for d in app["deployments"]]
     return app | {"deployments": deployments}
+
+
+def often_checked(app: dict[str, Any]) -> dict[str, Any]:
+    """``app`` with health checks, and so reports of its replicas to their card, every second."""
+    return with_option(app, health_check_period_s=CHECK_S)
 
 
 def running(cluster: Cluster, app: str) -> set[int] | None:
@@ -112,10 +118,10 @@ def test_an_update_fails_no_request(yard_cluster: Cluster) -> None:
 
 def test_a_version_that_cannot_start_leaves_the_old_one_serving(yard_cluster: Cluster) -> None:
     """The old replica goes on answering, /ready says why the new version does not, and a good version heals it."""
-    yard_cluster.deploy(fake_app("stuck", tokens=3))
+    yard_cluster.deploy(often_checked(fake_app("stuck", tokens=3)))
     yard_cluster.wait_state("stuck", "ready")
     before = yard_cluster.pids("stuck")
-    yard_cluster.deploy(fake_app("stuck", tokens=4, fail_start="no weights in /models/v2"), wait=False)
+    yard_cluster.deploy(often_checked(fake_app("stuck", tokens=4, fail_start="no weights in /models/v2")), wait=False)
     why = "the new version cannot start: no weights in /models/v2"
     states = []
 
@@ -127,14 +133,14 @@ def test_a_version_that_cannot_start_leaves_the_old_one_serving(yard_cluster: Cl
     eventually("the reason shows", says_why)
     eventually("Serve gives up", lambda: yard_cluster.api.state().application("stuck").status == "DEPLOY_FAILED")  # type: ignore[union-attr]
     # The old replica has reported its own start again since, at each health check.
-    until = time.monotonic() + 12
+    until = time.monotonic() + 3 * CHECK_S
     while time.monotonic() < until:
         assert says_why(), states[-1]
         time.sleep(0.2)
     assert {s["state"] for s in states} == {"ready"}
     assert {tuple(s["tasks"]) for s in states} == {("generate",)}
     assert yard_cluster.pids("stuck") == before
-    yard_cluster.deploy(fake_app("stuck", tokens=5))
+    yard_cluster.deploy(often_checked(fake_app("stuck", tokens=5)))
     eventually("it is healed", lambda: tokens(yard_cluster, "stuck") == 5)
     eventually("the reason is gone", lambda: yard_cluster.ready()["models"]["stuck"]["reason"] == "", 20)
     yard_cluster.remove("stuck")
@@ -198,8 +204,7 @@ def test_no_room_for_one_more_stops_the_old_replica_first(yard_cluster: Cluster)
 def test_a_frozen_replica_is_replaced(yard_cluster: Cluster) -> None:
     """SIGSTOP: nothing of it answers and nothing of it breaks. Serve notices well within a minute, and with our
     settings ends it without a grace, so that the next one has room."""
-    grace_s = 120 if yard_cluster.haproxy else 2
-    yard_cluster.deploy(with_option(filling("frozen"), graceful_shutdown_timeout_s=grace_s))
+    yard_cluster.deploy(with_option(filling("frozen"), graceful_shutdown_timeout_s=120))
     (pid,) = yard_cluster.pids("frozen").values()
     os.kill(pid, signal.SIGSTOP)
     eventually("Serve notices", lambda: pid not in yard_cluster.pids("frozen").values(), 50)
