@@ -86,6 +86,7 @@ class State:
     ``capacity``: requests that one replica runs at once, as seen when some had to wait. ``queued_since``: since when
     there are too many waiting. ``grew``: when replicas were added last. ``small_since``, ``small_peak``: since when
     fewer would do, and how many at least at the worst moment since then. ``used``: when there was a request last.
+    ``asleep``: nothing was wanted when this was looked at last.
     """
 
     capacity: float | None = None
@@ -94,6 +95,7 @@ class State:
     small_since: float | None = None
     small_peak: int = 0
     used: float | None = None
+    asleep: bool = False
 
 
 def decide(signals: Signals | None, fleet: Fleet, scaling: Scaling, state: State, now: float) -> tuple[int, State]:
@@ -102,15 +104,17 @@ def decide(signals: Signals | None, fleet: Fleet, scaling: Scaling, state: State
     if signals is None:
         return before, state
     starting = fleet.running < fleet.wanted
-    if signals.requests or starting or (state.used is None and fleet.running):
+    # Also a model that somebody else woke, or that was here before this was.
+    if signals.requests or (state.asleep and before) or (state.used is None and fleet.running):
         state = replace(state, used=now)
     grown, state = _grow(signals, before, starting, scaling, state, now)
     if signals.placeable is not None and not scaling.wait_for_nodes:
-        grown = min(grown, before + signals.placeable)
+        grown = min(grown, before + max(0, signals.placeable))
     grown = min(grown, fleet.most)
     if grown > before:
-        return grown, replace(state, grew=now, small_since=None)
-    return _shrink(signals, before, starting, fleet, scaling, state, now)
+        return grown, replace(state, grew=now, small_since=None, asleep=False)
+    wanted, state = _shrink(signals, before, starting, fleet, scaling, state, now)
+    return wanted, replace(state, asleep=wanted == 0)
 
 
 def _grow(
