@@ -151,23 +151,28 @@ class VllmEngine:
         os.environ.setdefault("VLLM_ENABLE_RESPONSES_API_STORE", "0")
         engine_args = _first(ENGINE_ARGS)(**engine_arguments(self._args, self._name))
         self._llm = start_engine(engine_args, stat_loggers=[_stat_logger(self._note_step)])
-        namespace = self._namespace(engine_args)
         # A set in another order in each process.
         tasks = tuple(sorted(await self._llm.get_supported_tasks()))
-        self._app = _first(BUILD_APP)(namespace, tasks, self._llm.model_config)
-        await _first(INIT_APP_STATE)(self._llm, self._app.state, namespace, tasks)
-        _answer_to_any_name(self._app.state.openai_serving_models)
+        self._app = await self._build_app(engine_args, tasks)
         _refuse_to_shorten()
         _note_admissions(self._llm)
         _keep_journals(self._llm, self._is_dead)
-        _plain_validation_errors(self._app)
-        # vLLM's handler of engine errors asks this object to exit; we look at the engine ourselves.
-        self._app.state.server = _ExitFlag()
         return EngineFacts(
             tasks=tasks,
             paths=frozenset(p for r in self._app.routes if (p := getattr(r, "path", None))),
             max_model_len=self._llm.model_config.max_model_len,
         )
+
+    async def _build_app(self, engine_args: Any, tasks: tuple[str, ...]) -> Any:
+        """vLLM's own app, in front of the engine that runs."""
+        namespace = self._namespace(engine_args)
+        app = _first(BUILD_APP)(namespace, tasks, self._llm.model_config)
+        await _first(INIT_APP_STATE)(self._llm, app.state, namespace, tasks)
+        _answer_to_any_name(app.state.openai_serving_models)
+        _plain_validation_errors(app)
+        # vLLM's handler of engine errors asks this object to exit; we look at the engine ourselves.
+        app.state.server = _ExitFlag()
+        return app
 
     def _namespace(self, engine_args: Any) -> Any:
         """vLLM's argument namespace as its API server would have parsed it, with our values in it."""

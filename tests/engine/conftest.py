@@ -39,6 +39,13 @@ def embed_app() -> dict[str, Any]:
     return app
 
 
+def split_app() -> dict[str, Any]:
+    """``chat`` over three workers."""
+    app = chat_app() | {"name": "split", "deployments": []}
+    app["args"] |= {"tensor_parallel_size": 3}
+    return app
+
+
 @pytest.fixture(scope="session")
 def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home of this run's own, with the demo model of the user's: converting takes half a minute, once per machine."""
@@ -54,12 +61,12 @@ def engine_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # "package": over before another tier's cluster starts, so that the engines' memory is free again.
 @pytest.fixture(scope="package", params=["haproxy"])
 def engines(request: pytest.FixtureRequest, engine_home: Path) -> "Iterator[Cluster]":
-    """``chat`` and ``embed``, ready. Parametrised with "python-proxy": Ray without process-group cleanup, ``chat``
-    alone."""
+    """``chat`` and ``embed``, ready. Parametrised with "python-proxy": ``split`` alone, where Ray has no process-group
+    cleanup."""
     from tests.serve.cluster import cluster
 
     haproxy = request.param == "haproxy"
-    apps = [chat_app(), embed_app()] if haproxy else [chat_app()]
+    apps = [chat_app(), embed_app()] if haproxy else [split_app()]
     with cluster(engine_home, haproxy=haproxy) as running:
         running.deploy(*apps, wait=False)
         for app in apps:

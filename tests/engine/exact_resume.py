@@ -8,6 +8,7 @@ Dummy weights like to repeat themselves, so the number of distinct words is prin
 """
 
 import asyncio
+import copy
 import json
 import sys
 import time
@@ -35,6 +36,18 @@ class Started:
     def __init__(self, engine: Any, facts: EngineFacts) -> None:
         self._engine = engine
         self._facts = facts
+
+    async def behind(self, args: ModelArgs) -> "Started":
+        """The same engine behind another of vLLM's apps, one that is made for ``args``."""
+        from vllm.engine.arg_utils import AsyncEngineArgs
+
+        from serve_app.model.engine import engine_arguments
+
+        engine_args = AsyncEngineArgs(**engine_arguments(args, "chat"))
+        engine_args.create_engine_config()  # fills in what the app reads
+        other = copy.copy(self._engine)
+        other._app = await other._build_app(engine_args, self._facts.tasks)
+        return Started(other, self._facts)
 
     async def start(self) -> EngineFacts:
         return self._facts

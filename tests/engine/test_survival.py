@@ -95,22 +95,6 @@ def usual_start_s(cluster: Cluster) -> float:
     return float(cluster.ready()["models"]["chat"]["usual_start_s"])
 
 
-@pytest.mark.parametrize("engines", ["python-proxy"], indirect=True)
-def test_a_killed_replica_leaves_no_engine_without_rays_help(engines: Cluster) -> None:
-    """kill -9 of the replica where Ray's process-group cleanup is off and the orphan guard is alone: its engine is gone
-    before the successor is up."""
-    replica = one_replica(engines)
-    engine = engine_processes(replica)
-    os.kill(replica, signal.SIGKILL)
-
-    def gone() -> bool:
-        up = [pid for pid in engines.pids("chat").values() if pid != replica]
-        assert not up or not living(engine), "the successor is up while the old engine lives"
-        return not living(engine)
-
-    eventually("the engine is gone", gone)
-
-
 def test_a_killed_replica_leaves_no_engine(engines: Cluster, record_property: Callable[[str, object], None]) -> None:
     """kill -9 of the replica: its engine is gone before the successor is up, requests meanwhile wait or get 503 with
     Retry-After, and the model answers again within twice its own usual start."""
