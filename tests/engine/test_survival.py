@@ -119,7 +119,8 @@ def test_a_killed_engine_is_replaced(engines: Cluster, record_property: Callable
 
     def read() -> None:
         request = {"model": "chat", "prompt": "The sea", "max_tokens": 150, "ignore_eos": True, "stream": True}
-        with engines.client.stream("POST", COMPLETIONS, json=request) as answer:
+        # It waits as long as a start takes, without a byte.
+        with engines.client.stream("POST", COMPLETIONS, json=request, timeout=START_S) as answer:
             lines.extend(answer.iter_lines())
 
     def kill_in_a_stream() -> None:
@@ -129,7 +130,7 @@ def test_a_killed_engine_is_replaced(engines: Cluster, record_property: Callable
 
     reader = threading.Thread(target=read, daemon=True)
     gone, took = recover(engines, kill_in_a_stream, [psutil.Process(replica), *engine])
-    reader.join(60)
+    reader.join(START_S)
     assert not reader.is_alive()
     assert text_of_completion("\n".join(lines)), "an empty stream"
     assert not [line for line in lines if line.startswith('data: {"error"')]
