@@ -276,7 +276,7 @@ class Scaling(Spec):
         "added.",
     )
     down_after_s: Float = Field(
-        default=120.0,
+        default=600.0,
         ge=0,
         description="Replicas are taken away once fewer would have done for so long. Longer than a start is wise.",
     )

@@ -15,7 +15,7 @@ from serve_app.config import Scaling
 # Waiting requests must last so long before replicas are added: an engine that takes in a burst has a queue for a step.
 UP_AFTER_S = 1.0
 # The number of replicas may double once in so long, while the queue lasts.
-UP_EVERY_S = 15.0
+UP_EVERY_S = 5.0
 # A KV cache this full makes the engine put running requests back into its queue.
 KV_HIGH = 0.9
 # Fewer replicas only where they would be no fuller than this: less than what adds one, so that one does not follow

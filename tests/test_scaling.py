@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.config import Scaling
@@ -45,6 +45,7 @@ states = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.none() | signals, fleets(), states, st.floats(0, 1e6))
 def test_within_bounds_whatever_comes(found: Signals | None, fleet: Fleet, state: State, now: float) -> None:
     """Never outside of the bounds, never more than have room, never an exception."""
@@ -57,6 +58,7 @@ def test_within_bounds_whatever_comes(found: Signals | None, fleet: Fleet, state
         assert wanted <= before + found.placeable
 
 
+@settings(deadline=None)
 @given(signals, fleets(), states, st.floats(0, 1e6), counts, counts, counts, st.floats(0, 100))
 def test_more_load_never_means_fewer_replicas(
     found: Signals, fleet: Fleet, state: State, now: float, running: int, waiting: int, held: int, kv: float
