@@ -3,7 +3,12 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
+
+# No test depends on the machine's speed.
+hypothesis.settings.register_profile("any-speed", deadline=None)
+hypothesis.settings.load_profile("any-speed")
 
 if TYPE_CHECKING:
     from tests.serve.cluster import Cluster
