@@ -288,10 +288,10 @@ async def test_a_pool_says_what_it_holds() -> None:
     is nothing, which is what the chaos run looks for."""
     async with yard(model("chat", slots=1)) as y:
         asked = [asyncio.create_task(y.client.post(CHAT, json=chat(fake={"hang": 0}))) for _ in range(2)]
+        held = {"in_use": 1, "waiting": 1, "idle": 0, "openers": 1, "watchers": 1, "pulses": 1}
         async with asyncio.timeout(5):
-            while (pool := y.models["chat"].pool) is None or not pool.in_use or not pool.waiting:
+            while (pool := y.models["chat"].pool) is None or pool.report() != held:
                 await asyncio.sleep(0.01)
-        assert pool.report() == {"in_use": 1, "waiting": 1, "idle": 0, "openers": 1, "watchers": 1, "pulses": 1}
         for request in asked:
             request.cancel()
         async with asyncio.timeout(5):
