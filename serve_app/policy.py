@@ -84,5 +84,6 @@ def from_numbers(numbers: Mapping[str, float]) -> tuple[Signals, Scaling]:
         held=int(numbers["held"]),
         slots=int(numbers["slots"]),
         placeable=None if placeable == _UNKNOWN else int(placeable),
+        tokens_s=numbers["tokens_s"],
     )
     return signals, Scaling.model_validate({name: numbers[name] for name in Scaling.model_fields})

@@ -90,9 +90,9 @@ def test_serves_own_delays_and_factors_are_switched_off(clock: list[float]) -> N
         told(busy, Scaling(), clock[0])
         seen.append(serve.tick())
         clock[0] += 1
-    assert seen[:2] == [1, 2]
+    assert seen[:2] == [1, 5]
     serve.target = 4
-    for _ in range(3):
+    for _ in range(8):
         told(QUIET, Scaling(down_after_s=1), clock[0])
         serve.tick()
         clock[0] += 1

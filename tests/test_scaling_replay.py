@@ -1,16 +1,27 @@
 """The simulator of scaling: what goes in comes out, the same every time."""
 
+from random import Random
+from typing import Any
+from unittest import mock
+
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.serve import autoscaling_policy
+from ray.serve.autoscaling_policy import default_autoscaling_policy
+
 from loadtest.scaling import traces
-from loadtest.scaling.fleet import ModelSpec
+from loadtest.scaling.fleet import Fleet, ModelSpec, Pool
 from loadtest.scaling.replay import Run, replay
-from loadtest.scaling.scenarios import CHAT
-from loadtest.scaling.systems import Modelyard, Serve, Static
+from loadtest.scaling.scenarios import LLAMA_8B
+from loadtest.scaling.systems import Modelyard, Serve, ServeSettings, Static
 
 MINUTES = 300.0
+# What Serve does around every policy. Not public; a change must be noticed here.
+SERVES_WRAPPER = autoscaling_policy._apply_autoscaling_config
 
 
 def run(system: object, seed: int = 1) -> Run:
-    spec = ModelSpec("chat", CHAT, 1, 4, start_s=20.0)
+    spec = ModelSpec("chat", LLAMA_8B, 1, 4, start_s=20.0)
     requests = traces.synthetic(traces.ramp(1, 30, MINUTES), MINUTES, seed)
     return replay({spec: requests}, system, gpus=4, seconds=MINUTES, seed=seed)["chat"]  # type: ignore[arg-type]
 
@@ -41,3 +52,24 @@ def test_a_seed_decides_everything() -> None:
     assert [r.ended_s for r in first.requests] == [r.ended_s for r in again.requests]
     assert first.wanted == again.wanted
     assert [r.at_s for r in first.requests] != [r.at_s for r in other.requests]
+
+
+@given(st.lists(st.integers(0, 60), min_size=5, max_size=60), st.integers(0, 1))
+def test_serves_policy_is_replayed_as_serve_runs_it(loads: list[int], least: int) -> None:
+    """The same loads, ten seconds apart, through the simulator's copy of Serve's delays and through Serve's own
+    wrapper: the same replicas at every tick."""
+    spec = ModelSpec("chat", LLAMA_8B, least, 8, start_s=0.0)
+    fleet = Fleet(spec, Pool(8), Random(1))
+    fleet.begin(1)
+    simulated = Serve(fleet, ServeSettings(look_back_s=1.0, interval_s=1.0))
+    state: dict[str, Any] = {}
+    real = fleet.wanted
+    for tick, load in enumerate(loads):
+        now = 10.0 * tick
+        context = simulated.context(now, float(load))
+        context.policy_state, context.target_num_replicas = state, real
+        with mock.patch("time.time", return_value=now):
+            real, state = SERVES_WRAPPER(default_autoscaling_policy)(context)
+        real = min(max(real, least), 8)  # by whoever calls the wrapper
+        fleet.wanted = simulated.decide(now, float(load))
+        assert fleet.wanted == real

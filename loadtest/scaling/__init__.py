@@ -1,5 +1,5 @@
 """Replays arrivals against simulated engines, scaled by Modelyard's policy and by others. Needs no GPU and no cluster.
 
 ``traces``: what arrives. ``engine``: one engine. ``fleet``: one model's gateway and replicas on shared GPUs.
-``systems``: who decides how many replicas there are. ``replay``: the loop. ``scenarios``: engines and loads.
+``systems``: who decides how many replicas there are. ``replay``: the loop. ``report`` and ``plot``: what comes out.
 """

@@ -40,8 +40,8 @@ class Request:
     refused: bool = False
     # Of the gateway: it waits no longer than this.
     deadline_s: float = 0.0
-    # Of its engine: when it came there, tokens left to compute before it generates, the engine's count of steps when
-    # its last token comes, and the number of its place in the engine's heap (0: none).
+    # Of its engine: when it came there, tokens to compute before it generates, the engine's count of steps when its
+    # last token comes, and the number of its place in the engine's heap (0: none).
     ready_s: float = 0.0
     left: int = 0
     last_step: int = 0

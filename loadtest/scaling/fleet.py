@@ -77,8 +77,10 @@ class Fleet:
         return len(self.held) + sum(r.engine.requests for r in self.running)
 
     def arrive(self, request: Request) -> None:
-        request.deadline_s = request.at_s + LIMITS.wait_s
-        if len(self.held) >= LIMITS.max_waiting:
+        """As at one gateway with the limits' defaults; they are wider while no replica runs."""
+        cold = not self.running
+        request.deadline_s = request.at_s + (LIMITS.hold_s if cold else LIMITS.wait_s)
+        if len(self.held) >= (LIMITS.hold_requests if cold else LIMITS.max_waiting):
             self._refuse(request)
         else:
             self.held.append(request)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import NamedTuple
 
 from loadtest.scaling.engine import Request
 from loadtest.scaling.fleet import Fleet, ModelSpec, Pool
@@ -12,15 +13,23 @@ TICK_S = 0.1  # Serve's control loop
 SAMPLE_S = 10.0
 
 
+class Sample(NamedTuple):
+    at_s: float
+    wanted: int
+    running: int
+    held: int
+
+
 @dataclass
 class Run:
-    """What one system did with one model. ``samples``: per ``SAMPLE_S``: (time, wanted, running, held)."""
+    """What one system did with one model. ``samples``: every ``SAMPLE_S``. ``wanted``: (s, replicas) at every change.
+    ``gpu_s``: while requests arrive."""
 
     spec: ModelSpec
     requests: Sequence[Request]
     gpu_s: float = 0.0
-    samples: list[tuple[float, int, int, int]] = field(default_factory=list)
-    wanted: list[tuple[float, int]] = field(default_factory=list)  # every change
+    samples: list[Sample] = field(default_factory=list)
+    wanted: list[tuple[float, int]] = field(default_factory=list)
 
 
 def replay(
@@ -77,5 +86,5 @@ class _Lane:
         run.gpu_s = fleet.gpu_s
         if wanted != before or not run.wanted:
             run.wanted.append((until, wanted))
-        if not run.samples or until >= run.samples[-1][0] + SAMPLE_S:
-            run.samples.append((until, wanted, len(fleet.running), len(fleet.held)))
+        if now >= len(run.samples) * SAMPLE_S:
+            run.samples.append(Sample(until, wanted, len(fleet.running), len(fleet.held)))

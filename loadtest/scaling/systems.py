@@ -13,12 +13,13 @@ from typing import Protocol
 from ray.serve.autoscaling_policy import default_autoscaling_policy
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
-from loadtest.scaling.fleet import Fleet
+from loadtest.scaling.fleet import Fleet, Replica
 from serve_app import scaling
 from serve_app.config import Scaling
 
-# How old the signals of Modelyard's policy are at most.
+# How often a replica reports to Serve's controller under Modelyard's policy, and over how long it averages tokens/s.
 REPORT_S = 1.0
+TOKENS_OVER_S = 10
 
 
 # Serve forgives so much in the comparison of delays.
@@ -53,6 +54,7 @@ class Modelyard:
     state: scaling.State = field(default_factory=scaling.State)
     signals: scaling.Signals | None = None
     _next: float = 0.0
+    _tokens: dict[Replica, deque[int]] = field(default_factory=dict)
 
     @property
     def first(self) -> int:
@@ -71,10 +73,19 @@ class Modelyard:
 
     def _report(self) -> scaling.Signals:
         fleet, pool = self.fleet, self.fleet.pool
-        engines = (
-            scaling.EngineStats(running=r.engine.running, waiting=len(r.engine.waiting), kv_usage=r.engine.kv_usage)
-            for r in fleet.running
-        )
+        self._tokens = {r: self._tokens.get(r) or deque(maxlen=TOKENS_OVER_S + 1) for r in fleet.running}
+        engines = []
+        for replica, tokens in self._tokens.items():
+            engine = replica.engine
+            tokens.append(engine.tokens)
+            engines.append(
+                scaling.EngineStats(
+                    running=engine.running,
+                    waiting=len(engine.waiting),
+                    kv_usage=engine.kv_usage,
+                    tokens_s=(tokens[-1] - tokens[0]) / TOKENS_OVER_S,
+                )
+            )
         placeable = max(0, pool.free - pool.pending)
         return scaling.Signals.of(engines, len(fleet.held), fleet.spec.engine.slots, placeable)
 
@@ -132,14 +143,24 @@ class Serve:
             self._sent = list(self._records)
         if not fleet.running and fleet.requests:
             return max(1, fleet.wanted)
-        context = AutoscalingContext(
+        return self.decide(now, self._mean(now))
+
+    def decide(self, now: float, requests: float) -> int:
+        """``requests``: what the controller's average comes to."""
+        desired, _ = default_autoscaling_policy(self.context(now, requests))
+        decided = self._delayed(ceil(desired), self.fleet.wanted, now)
+        return max(self.fleet.spec.least, min(self.fleet.spec.most, decided))
+
+    def context(self, now: float, requests: float) -> AutoscalingContext:
+        fleet = self.fleet
+        return AutoscalingContext(
             deployment_id=None,
             deployment_name=fleet.spec.name,
             app_name=fleet.spec.name,
             current_num_replicas=len(fleet.running),
             target_num_replicas=fleet.wanted,
             running_replicas=[],
-            total_num_requests=self._mean(now),
+            total_num_requests=requests,
             total_queued_requests=None,
             aggregated_metrics=None,
             raw_metrics=None,
@@ -151,9 +172,6 @@ class Serve:
             current_time=now,
             config=self._config,
         )
-        desired, _ = default_autoscaling_policy(context)
-        decided = self._delayed(ceil(desired), fleet.wanted, now)
-        return max(fleet.spec.least, min(fleet.spec.most, decided))
 
     def _mean(self, now: float) -> float:
         """Requests, averaged over what was sent, the last value until now."""

@@ -6,10 +6,10 @@ They are found in the folder that ``MODELYARD_TRACES`` names.
 """
 
 import csv
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -56,7 +56,7 @@ def ramp(low: float, high: float, seconds: float) -> Callable[[float], float]:
     points = [(0.0, low), (0.5 * seconds, high), (0.75 * seconds, high), (seconds, low)]
 
     def rate(at: float) -> float:
-        for (begin, from_), (end, to) in itertools.pairwise(points):
+        for (begin, from_), (end, to) in pairwise(points):
             if at <= end:
                 return from_ + (to - from_) * (at - begin) / (end - begin)
         return low

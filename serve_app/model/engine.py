@@ -25,6 +25,7 @@ from serve_app.model.commit_late import ADMISSION, Admission, CommitLate
 from serve_app.model.engine_args import read_numbers
 from serve_app.model.engine_protocol import ASKED_MODEL
 from serve_app.model.journal import JOURNAL, Journal
+from serve_app.model.token_rate import TokenRate
 from serve_app.scaling import EngineStats
 from serve_app.sources import read_shape, resolve
 
@@ -143,6 +144,7 @@ class VllmEngine:
         self._app: Any = None
         self._end: threading.Timer | None = None
         self._step: Any = None  # the scheduler's numbers after the engine's last step
+        self._tokens = TokenRate()
 
     async def start(self) -> EngineFacts:
         # Quiet by default; a config's `env:` wins because it is already in the environment.
@@ -210,17 +212,20 @@ class VllmEngine:
             self._end.start()
         return dead
 
-    def _note_step(self, scheduler_stats: Any) -> None:
-        self._step = scheduler_stats
+    def _note_step(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        if scheduler_stats is not None:
+            self._step = scheduler_stats
+        if iteration_stats is not None:
+            self._tokens.add(iteration_stats.num_prompt_tokens + iteration_stats.num_generation_tokens)
 
     def stats(self) -> EngineStats:
         unfinished = self.report()["running"]
         step = self._step
         # The engine tells its numbers after a step, and aborted requests need none: the last one may be old.
         if step is None or not unfinished:
-            return EngineStats(running=unfinished)
+            return EngineStats(running=unfinished, tokens_s=self._tokens.per_second())
         waiting = min(unfinished, step.num_waiting_reqs + step.num_skipped_waiting_reqs)
-        return EngineStats(unfinished - waiting, waiting, step.kv_cache_usage)
+        return EngineStats(unfinished - waiting, waiting, step.kv_cache_usage, self._tokens.per_second())
 
     def report(self) -> dict[str, Any]:
         processor = getattr(self._llm, "output_processor", None)
@@ -232,16 +237,15 @@ class VllmEngine:
             self._llm = None
 
 
-def _stat_logger(note: Callable[[Any], None]) -> Any:
-    """A logger class for vLLM that hands the scheduler's numbers to ``note`` after every step."""
+def _stat_logger(note: Callable[[Any, Any], None]) -> Any:
+    """A logger class for vLLM that hands the numbers of the scheduler and of the step to ``note`` after every step."""
 
     class StepNoter(_first(STAT_LOGGER_BASE)):  # type: ignore[misc]
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             pass
 
-        def record(self, scheduler_stats: Any, *_args: Any, **_kwargs: Any) -> None:
-            if scheduler_stats is not None:
-                note(scheduler_stats)
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_args: Any, **_kwargs: Any) -> None:
+            note(scheduler_stats, iteration_stats)
 
         def log_engine_initialized(self) -> None:
             pass

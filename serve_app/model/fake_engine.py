@@ -28,6 +28,7 @@ from serve_app.config import FakeScript
 from serve_app.lease import EngineFacts
 from serve_app.model.engine_protocol import ASKED_MODEL
 from serve_app.model.journal import JOURNAL, Journal
+from serve_app.model.token_rate import TokenRate
 from serve_app.scaling import EngineStats
 
 _PATHS = {
@@ -119,6 +120,7 @@ class FakeEngine:
         self._name = name
         self._max_num_seqs = max_num_seqs
         self._seats = asyncio.Semaphore(max_num_seqs)
+        self._tokens = TokenRate()
         self._running = 0
         self._finished = 0
         self._aborted = 0
@@ -149,7 +151,7 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         running = min(self._running, self._max_num_seqs)
-        return EngineStats(running, self._running - running)
+        return EngineStats(running, self._running - running, tokens_s=self._tokens.per_second())
 
     def report(self) -> dict[str, Any]:
         return {
@@ -290,6 +292,7 @@ class FakeEngine:
             if self._process is not None:
                 await self._process.step()
             output = Output(token, finished=token + 1 == count)
+            self._tokens.add(1)
             journal.note((token,), output.text, output.finished)
             yield output
             await journal.flush()

@@ -1,4 +1,4 @@
-"""Streams that break are continued exactly: real vLLM, real model, float32, greedy."""
+"""One real engine, in this process: streams that break are continued exactly (float32, greedy); its numbers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from tests.engine import exact_resume
 from tests.engine.ask import CHAT, COMPLETIONS
 from tests.engine.conftest import ONE_THREAD
 from tests.engine.exact_resume import Started, reasons, text
-from tests.inprocess import FakeModel, Yard, yard
+from tests.inprocess import FakeModel, Replica, Yard, yard
 
 pytestmark = [
     pytest.mark.engine,
@@ -188,3 +188,22 @@ async def test_reasoning_stays_apart_across_the_break(engine: Any) -> None:
         assert "".join(parts(whole, "content")) == "".join(content)
         for points in ((1,), (2,)):
             assert_same(await stream(y, CHAT, hidden, points), whole)
+
+
+async def test_the_numbers_that_scaling_follows(engine: Any) -> None:
+    """Twenty requests on an engine of eight slots: eight run, twelve wait, its speed and its cache show; once their
+    clients have left it has none."""
+    stats = engine.stats
+    model = FakeModel("chat", [Replica("r", engine, 64)])
+    async with yard(model) as y:
+        body = STORY | {"max_tokens": 400, "ignore_eos": True}
+        asking = [asyncio.create_task(y.client.post(CHAT, json=body)) for _ in range(20)]
+        while (stats().running, stats().waiting) != (8, 12) or not stats().tokens_s:
+            await asyncio.sleep(0.05)
+        assert 0 < stats().kv_usage <= 1
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        while stats().running or stats().waiting:
+            await asyncio.sleep(0.05)
+        assert stats().kv_usage == 0
