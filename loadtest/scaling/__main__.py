@@ -89,7 +89,7 @@ def show(
 def large(
     models: Annotated[int, typer.Option(min=1)] = 200,
     gpus: Annotated[int, typer.Option(min=1)] = 1000,
-    seconds: Annotated[float, typer.Option(min=1, help="Simulated time.")] = 3600.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Simulated time.")] = 300.0,
 ) -> None:
     """How long a large fleet takes: many models under Modelyard's policy, and one
     call of it.

@@ -56,16 +56,21 @@ def draw(verdicts: Sequence[Verdict], found: Sequence[Found], file: Path, start_
         text = "\n".join(f"{name}: {row.misses:.2f} % late, {row.gpu_hours:.1f} GPU-h" for name, row in rows)
         bottom.set_xlabel(f"minutes\n\n{text}", fontsize=8.5)
         for axis in (top, middle, bottom):
-            axis.set_ylim(bottom=0)
+            axis.set_ylim(0, max(1.0, axis.get_ylim()[1]))
             axis.margins(x=0)
             axis.grid(alpha=0.3, linewidth=0.5)
             axis.spines[["top", "right"]].set_visible(False)
     for row, label in enumerate(("requests/s arriving", "replicas running", "late or refused, per minute")):
         axes[row][0].set_ylabel(label)
     handles, labels = axes[1][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
-    figure.suptitle(
-        f"A replica takes {start_s:g} s to start. Late: first token after 2 s + 0.5 ms per prompt token.", fontsize=10
+    figure.legend(
+        handles,
+        labels,
+        title=f"A replica takes {start_s:g} s to start. Late: first token after 2 s + 0.5 ms per prompt token.",
+        loc="outside upper center",
+        ncols=4,
+        frameon=False,
+        fontsize=9,
     )
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
