@@ -125,11 +125,29 @@ def stop() -> None:
 
 
 @app.command()
+def key(name: Annotated[str, typer.Argument(help="What logs, metrics and quotas will call it.")]) -> None:
+    """Make an API key. Its entry for the keys file goes to standard output, so that >> keys.yaml adds it; the key
+    itself is shown once, on standard error, and stored nowhere.
+    """
+    from serve_app import keys
+
+    try:
+        made, entry = keys.make(name)
+    except ValueError as error:
+        _fail(str(error))
+    typer.echo(f"The key, shown this once: {made}", err=True)
+    typer.echo(yaml.safe_dump({"keys": [entry]}, sort_keys=False).partition("\n")[2].rstrip())
+
+
+@app.command()
 def status(
     url: Annotated[str, typer.Option(help="The endpoint's address.")] = "http://127.0.0.1:8000",
     as_json: Annotated[bool, typer.Option("--json", help="Print the endpoint's own JSON.")] = False,
 ) -> None:
-    """Print every model of a running endpoint: its state and why, replicas, usual start and ids."""
+    """Print every model of a running endpoint: its state and why, replicas, usual start and ids.
+
+    Where the endpoint asks for a key, put yours into MODELYARD_API_KEY.
+    """
     from serve_app import status
 
     try:

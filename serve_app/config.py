@@ -308,3 +308,13 @@ class GatewaySettings(Spec):
     refresh_s: Float = Field(
         default=1.0, gt=0, le=5.0, description="How often the gateway asks Serve which models exist."
     )
+    keys_file: str | None = Field(
+        default=None,
+        pattern=r"^/",
+        description="Who may use this endpoint: an absolute path, there on every node that runs a gateway. Read again "
+        "when it changes. Without it: the keys in the gateway's variable MODELYARD_KEYS; without both, everybody.",
+    )
+    cors_origins: tuple[str, ...] = Field(
+        default=(),
+        description='Origins whose web pages may call this endpoint from a browser, or "*"; none by default.',
+    )

@@ -70,6 +70,12 @@ class UnsupportedTask(InvalidRequest):
     code = "unsupported_task"
 
 
+class Unauthorized(InvalidRequest):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
 class Forbidden(InvalidRequest):
     status = 403
     type = "permission_error"
@@ -164,6 +170,8 @@ def render(error: ModelyardError, protocol: Protocol = "openai") -> tuple[int, l
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allow.encode()))
     return error.status, headers, content

@@ -1,5 +1,6 @@
 """``modelyard status``: every model of a running endpoint, as its gateway's ``/ready`` tells."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 TIMEOUT_S = 10.0
+KEY_VARIABLE = "MODELYARD_API_KEY"
 _COLOURS = {"ready": "green", "failed": "red", "asleep": "dim"}
 
 
@@ -20,7 +22,9 @@ def read(url: str) -> Mapping[str, Any]:
     """The gateway's answer. ``url``: the endpoint's address, without ``/v1``. Raises ``StatusError``."""
     address = url.rstrip("/").removesuffix("/v1")
     try:
-        answer = httpx.get(f"{address}/ready", timeout=TIMEOUT_S, trust_env=False)
+        key = os.environ.get(KEY_VARIABLE, "")
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        answer = httpx.get(f"{address}/ready", headers=headers, timeout=TIMEOUT_S, trust_env=False)
     except (httpx.UnsupportedProtocol, httpx.InvalidURL):
         raise StatusError(f"{url!r} is no address. Write it like http://127.0.0.1:8000.") from None
     except httpx.TimeoutException:
@@ -36,6 +40,9 @@ def read(url: str) -> Mapping[str, Any]:
     told = _json(answer)
     if answer.is_success and isinstance(told.get("models"), dict):
         return told
+    if answer.is_success and told.get("status") == "ready":
+        what = "does not know the key in" if key else "asks for a key: put yours into"
+        raise StatusError(f"The gateway at {address} is ready, but {what} {KEY_VARIABLE}.")
     refusal = told.get("error")
     if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE and isinstance(refusal, dict):
         raise StatusError(f"The gateway at {address} cannot say yet: {refusal.get('message')} Ask again in a moment.")

@@ -105,7 +105,7 @@ def test_the_example_shows_every_key() -> None:
 def test_the_walk_above_reaches_every_model() -> None:
     """A model that no walked one contains would otherwise be left out of the example unseen."""
     reached = set().union(*(_reachable(m) for m in _shown()))
-    assert reached == set(config.Spec.__subclasses__())
+    assert reached == {c for c in config.Spec.__subclasses__() if c.__module__ == config.__name__}
 
 
 def test_the_example_explains_every_key() -> None:

@@ -1,9 +1,9 @@
 """Wiring of the gateway: its Serve deployment, its FastAPI app (docs, models, health) and the relay beside it."""
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -13,20 +13,27 @@ from ray import serve
 from ray.serve import Application
 from ray.util import metrics
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from serve_app import __version__, errors, ray_env
-from serve_app.asgi import ClientLeft, Receive, Scope, Send, while_client_stays
+from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, respond, while_client_stays
 from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
 from serve_app.gateway.directory import Directory
+from serve_app.gateway.key_file import KeyFile
 from serve_app.gateway.relay import Relay
 from serve_app.gateway.routes import BY_PATH, RELAYED, protocol_of
+from serve_app.keys import ANYBODY, Caller
 from serve_app.signals import BROKEN_STREAMS, MOVES, Metric
 
 logger = logging.getLogger("ray.serve")
 
 # A start waits so long for Serve's first answer; without it, requests get 503 until there is one.
 FIRST_LOOK_S = 5.0
+# What answers without a key where keys are configured: probes have none.
+WITHOUT_KEY = frozenset(("/health", "/ready"))
+# Where in an ASGI scope the caller is; None: a probe without a key, although there are keys.
+CALLER = "modelyard.caller"
 
 
 @serve.deployment(
@@ -81,16 +88,46 @@ class GatewayApp:
 
     def __init__(self, directory: Directory, relay: Relay) -> None:
         self._relay = relay
+        self._keys = KeyFile(lambda: relay.settings.keys_file)
         self._api = build_api(directory, relay)
+        self._cors: tuple[tuple[str, ...], ASGIApp] = ((), self._answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origins = self._relay.settings.cors_origins
+        if origins != self._cors[0]:
+            self._cors = (origins, _with_cors(self._answer, origins) if origins else self._answer)
+        await self._cors[1](scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             # A gateway with a route prefix of its own: servers leave it in the path and say so in root_path.
-            route = BY_PATH.get(scope["path"].removeprefix(scope.get("root_path", "")))
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            try:
+                caller = self._keys.caller(dict(scope["headers"]))
+            except errors.ModelyardError as error:
+                if path not in WITHOUT_KEY:
+                    await respond(send, *errors.render(error, protocol_of(path)))
+                    return
+                caller = None
+            route = BY_PATH.get(path)
             if route is not None and scope["method"] == "POST":
-                await self._relay(route, scope, receive, send)
+                await self._relay(route, caller or ANYBODY, scope, receive, send)
                 return
+            scope[CALLER] = caller
         await self._api(scope, receive, send)
+
+
+def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    # Keys travel in headers, never in cookies, so no credentials are allowed.
+    headers = ["authorization", "x-api-key", "content-type", "anthropic-version", "x-request-id"]
+    cors = CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=headers,
+        expose_headers=["x-request-id", "retry-after"],
+    )
+    return cast(ASGIApp, cors)
 
 
 class GenerateRequest(BaseModel):
@@ -124,10 +161,13 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
         return {"status": "ok"}
 
     @api.get("/ready", tags=["operations"], summary="Can this gateway route? With `model`: can that model answer?")
-    async def ready(model: str | None = None) -> Response:
+    async def ready(request: Request, model: str | None = None) -> Response:
         catalog = relay.catalog()
+        if request.scope[CALLER] is None and model is None:
+            return JSONResponse({"status": "ready"})
+        caller = _caller(request)
         if model is not None:
-            found = catalog.resolve(model)
+            found = catalog.resolve(model, caller)
             if found.state not in (State.READY, State.ASLEEP):
                 raise errors.Unavailable(
                     f"The model {model!r} is {found.state}: {found.reason}", retry_after_s=found.card.ready_in_s or 10
@@ -136,26 +176,26 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
         return JSONResponse(
             {
                 "status": "ready",
-                "models": {name: _described(model) for name, model in catalog.models.items()},
-                "conflicts": list(catalog.conflicts),
+                "models": {name: _described(model) for name, model in catalog.seen_by(caller).models.items()},
+                "conflicts": list(catalog.seen_by(caller).conflicts),
             }
         )
 
     @api.get("/v1/models", tags=["models"], summary="Every id that a request may name")
-    async def models() -> dict[str, Any]:
-        catalog = directory.catalog
+    async def models(request: Request) -> dict[str, Any]:
+        catalog = directory.catalog.seen_by(_caller(request))
         data = [_listed(asked, catalog.models[name]) for asked, name in sorted(catalog.ids.items())]
         return {"object": "list", "data": data}
 
     @api.get("/v1/models/{model_id:path}", tags=["models"], summary="One model; ids may hold slashes")
-    async def model(model_id: str) -> dict[str, Any]:
-        return _listed(model_id, directory.catalog.resolve(model_id))
+    async def model(request: Request, model_id: str) -> dict[str, Any]:
+        return _listed(model_id, directory.catalog.resolve(model_id, _caller(request)))
 
     @api.post("/generate", tags=["generation"], summary="Text from a prompt, without a protocol")
     async def generate(request: Request, asked: GenerateRequest) -> GenerateAnswer:
         body = asked.model_dump(exclude={"model_name"}) | {"model": asked.model_name}
         async with while_client_stays(request.receive):
-            answer = await relay.call(asked.model_name, "/v1/completions", body)
+            answer = await relay.call(asked.model_name, "/v1/completions", body, _caller(request))
         return GenerateAnswer(text=answer["choices"][0]["text"])
 
     @api.get("/v1/responses/{response_id}", include_in_schema=False)
@@ -190,6 +230,13 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
 
     _document_relayed(api)
     return api
+
+
+def _caller(request: Request) -> Caller:
+    caller: Caller | None = request.scope[CALLER]
+    if caller is None:
+        raise errors.Unauthorized("Send your key as the header Authorization: Bearer KEY, or x-api-key: KEY.")
+    return caller
 
 
 def _document_relayed(api: FastAPI) -> None:

@@ -7,7 +7,8 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from serve_app import errors, resume
@@ -21,6 +22,7 @@ from serve_app.gateway.leases import Lease, LeasePool
 from serve_app.gateway.request import asked_model, parse
 from serve_app.gateway.routes import BY_PATH, Route
 from serve_app.gateway.upstream import ConnectionBroken, LeaseExpired, Leaving
+from serve_app.keys import Caller
 from serve_app.lease import (
     ASKED_MODEL_HEADER,
     GENERATION_HEADER,
@@ -57,17 +59,15 @@ class Relay:
     def __init__(self, directory: Directory, count: Count) -> None:
         self._directory = directory
         self._count = count
+        self._open: Counter[str] = Counter()  # requests, by key
         self.settings = GatewaySettings()
 
-    async def __call__(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, route: Route, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         answer = Answer(send, route.protocol)
         try:
-            body = await read_body(receive, int(self.settings.max_body_mb * 2**20))
-            async with while_client_stays(receive):
-                asked = await asked_model(route, headers, body)
-                model = self.resolve(asked, route.path)
-                await self._exchange(model, asked, route.path, headers, body, answer)
+            with self._counted(caller):
+                await self._relay(route, caller, headers, receive, answer)
         except ModelyardError as error:
             await answer.fail(error)
         except ClientLeft:
@@ -76,15 +76,44 @@ class Relay:
             logger.exception("a request to %s failed inside the gateway", route.path)
             await answer.fail(errors.ModelyardError(errors.OUR_FAULT))
 
+    async def _relay(
+        self, route: Route, caller: Caller, headers: dict[bytes, bytes], receive: Receive, answer: Answer
+    ) -> None:
+        body = await read_body(receive, int(self.settings.max_body_mb * 2**20))
+        async with while_client_stays(receive):
+            asked = await asked_model(route, headers, body)
+            model = self.resolve(asked, route.path, caller)
+            await self._exchange(model, asked, route.path, headers, body, answer)
+
+    @contextlib.contextmanager
+    def _counted(self, caller: Caller) -> Iterator[None]:
+        """One of the requests that its key may have open at once; raises ``TooManyRequests``."""
+        if caller.max_concurrent is None:
+            yield
+            return
+        if self._open[caller.name] >= caller.max_concurrent:
+            raise errors.TooManyRequests(
+                f"The key {caller.name!r} has {caller.max_concurrent} requests open, which is as many as it may.",
+                code="concurrency_limit",
+                retry_after_s=1,
+            )
+        self._open[caller.name] += 1
+        try:
+            yield
+        finally:
+            self._open[caller.name] -= 1
+            if not self._open[caller.name]:
+                del self._open[caller.name]
+
     def catalog(self) -> Catalog:
         """What exists; ``Unavailable`` until Serve has said so once."""
         if not self._directory.known:
             raise errors.Unavailable("This gateway has just started and knows no models yet.", retry_after_s=1)
         return self._directory.catalog
 
-    def resolve(self, asked: str, path: str) -> Model:
-        """The model that ``asked`` means, able to answer ``path``."""
-        model = self.catalog().resolve(asked)
+    def resolve(self, asked: str, path: str, caller: Caller) -> Model:
+        """The model that ``asked`` means, able to answer ``path``, open to ``caller``."""
+        model = self.catalog().resolve(asked, caller)
         facts = model.card.facts
         if facts is not None and path not in facts.paths:
             raise errors.UnsupportedTask(
@@ -94,12 +123,14 @@ class Relay:
             raise errors.failed_to_start(asked)
         return model
 
-    async def call(self, asked: str, path: str, request: dict[str, Any]) -> Any:
+    async def call(self, asked: str, path: str, request: dict[str, Any], caller: Caller) -> Any:
         """One JSON request from inside the gateway; the answer's JSON."""
         sink = _Collected()
         answer = Answer(sink, "openai")
         headers = {b"content-type": b"application/json"}
-        await self._exchange(self.resolve(asked, path), asked, path, headers, json.dumps(request).encode(), answer)
+        with self._counted(caller):
+            model = self.resolve(asked, path, caller)
+            await self._exchange(model, asked, path, headers, json.dumps(request).encode(), answer)
         return json.loads(sink.body)
 
     async def _exchange(

@@ -1,0 +1,64 @@
+"""API keys on real Serve: they change live, and no key is found anywhere in Ray."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_app import keys
+from tests.serve.cluster import GATEWAY, Cluster, eventually, fake_app
+
+pytestmark = pytest.mark.serve
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "guarded", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+def gateway(**settings: Any) -> dict[str, Any]:
+    app = {"name": GATEWAY, "import_path": "serve_app.gateway:app", "route_prefix": "/"}
+    return app | {"deployments": [{"name": "Gateway", "user_config": settings}]}
+
+
+@pytest.fixture
+def guarded(yard_cluster: Cluster, tmp_path: Path) -> Iterator[tuple[Cluster, str, Path]]:
+    """The cluster with a model and one key for it, and the keys file."""
+    yard_cluster.deploy(fake_app("guarded"))
+    key, entry = keys.make("team")
+    file = tmp_path / "keys.yaml"
+    file.write_text(yaml.safe_dump({"keys": [entry]}))
+    yield yard_cluster, key, file
+    yard_cluster.deploy(gateway())
+    eventually("everybody may again", lambda: yard_cluster.client.get("/v1/models").status_code == 200)
+    yard_cluster.remove("guarded")
+
+
+def test_keys_come_go_and_are_found_nowhere(guarded: tuple[Cluster, str, Path]) -> None:
+    """Turned on and off, and a key taken away, without a restart; afterwards no log of Ray, Serve and HAProxy, no state
+    of Ray and no configuration of Serve holds a key that was sent, right or wrong."""
+    running, key, file = guarded
+    wrong = "my-wrong-and-secret"
+    before = running.gateway_pids()
+
+    def asked(given: str) -> int:
+        return running.client.post(CHAT, json=BODY, headers={"authorization": f"Bearer {given}"}).status_code
+
+    running.deploy(gateway(keys_file=str(file)))
+    eventually("no key, no answer", lambda: running.client.post(CHAT, json=BODY).status_code == 401, 10)
+    assert (asked(key), asked(wrong)) == (200, 401)
+    assert running.client.get("/ready").json() == {"status": "ready"}
+    broken = running.client.post(CHAT, content=b"{", headers={"x-api-key": key, "content-type": "application/json"})
+    assert broken.status_code == 400
+    file.write_text(yaml.safe_dump({"keys": [{"name": "another", "hash": keys.hash_of("other")}]}))
+    eventually("the key is void", lambda: asked(key) == 401, 10)
+    assert running.gateway_pids() == before
+
+    told = [str(running.details())]
+    for what in ("actors", "tasks", "nodes", "workers", "jobs", "runtime_envs"):
+        told.append(running.api._checked("GET", f"/api/v0/{what}?detail=1").text)
+    files = [path for path in Path(running.session.session_dir).rglob("*") if path.is_file()]
+    assert "keys read from" in running.log(GATEWAY, "Gateway")  # these are the logs
+    for secret in (key, wrong):
+        assert [str(path) for path in files if secret.encode() in path.read_bytes()] == []
+        assert all(secret not in text for text in told)
