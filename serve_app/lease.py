@@ -16,6 +16,8 @@ REFUSED_HEADER = b"x-modelyard-refused"
 UNKNOWN_LEASE = b"unknown"
 # A gateway asks whether the replica's event loop turns: GET with a live lease's token, answered 204.
 ALIVE_PATH = "/modelyard/alive"
+# Count this request's tokens, under this number: see ``Counted``.
+COUNT_HEADER = b"x-modelyard-count"
 # Continuing a broken stream (see serve_app/model/journal.py). Request: keep a journal for me; so many bytes of the
 # body are the journal so far; of this generation. Response: the stream has a journal, of this generation.
 KEEP_HEADER = b"x-modelyard-keep"
@@ -48,6 +50,16 @@ class Grant:
     port: int
     token: str
     generation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Later message of a lease: what the request that asked for it under ``number`` cost this replica's engine, in
+    tokens. ``generated``: without those that came from another replica's journal."""
+
+    number: str
+    prompt: int
+    generated: int
 
 
 @dataclass(frozen=True, slots=True)

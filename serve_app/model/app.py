@@ -22,7 +22,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.schema import LoggingConfig
 
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, ModelArgs, RequestLimits
-from serve_app.lease import CardView, Grant, StartReport
+from serve_app.lease import CardView, Counted, Grant, StartReport
 from serve_app.model.card_memory import CardMemory
 from serve_app.model.engine_protocol import Engine
 from serve_app.model.free_resources import cluster_nodes, free_resources
@@ -35,6 +35,7 @@ from serve_app.planning.nodes import NODE_GROUP, Node
 from serve_app.planning.packing import Want
 from serve_app.planning.reasons import never
 from serve_app.policy import as_numbers
+from serve_app.quota import Amount, Drawn, Ledger, Limits
 from serve_app.resume import generation
 from serve_app.scaling import EngineStats
 
@@ -82,6 +83,7 @@ class Card:
         # Holding the handle is what makes `Model` part of this application.
         self._model = model
         self._memory = CardMemory(slots)
+        self._ledger = Ledger()
         if hopeless is not None:
             self._memory.started(hopeless)
         self._room = Room(where)
@@ -104,6 +106,10 @@ class Card:
     async def held(self, gateway: str, requests: int, asleep: bool) -> None:
         """A gateway says how many requests wait there for a replica."""
         self._memory.held(gateway, requests, asleep)
+
+    async def draw(self, key: str, limits: Limits, need: Amount, more: Amount) -> Drawn:
+        """A gateway draws on a key's quota for this model, or gives back (see ``serve_app.quota``)."""
+        return self._ledger.draw(key, limits, need, more, time.monotonic())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         signals = self._memory.signals()
@@ -155,7 +161,7 @@ class Model:
         await self._tell_card(self._started)
         self._tasks = [asyncio.create_task(self._watch_engine()), asyncio.create_task(self._tell_stats())]
 
-    async def lease(self) -> AsyncIterator[Grant]:
+    async def lease(self) -> AsyncIterator[Grant | Counted]:
         """Hold one slot of this replica for as long as this call stays open (see ``serve_app.lease``)."""
         lease = self._gate.grant()
         try:
@@ -163,7 +169,8 @@ class Model:
             used = -1
             while lease.busy or lease.used != used:
                 used = lease.used
-                await asyncio.sleep(UNUSED_LEASE_S)
+                with contextlib.suppress(TimeoutError):
+                    yield await asyncio.wait_for(lease.counted.get(), UNUSED_LEASE_S)
         finally:
             self._gate.end(lease)
 

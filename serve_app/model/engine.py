@@ -22,6 +22,7 @@ from serve_app.asgi import ASGIApp
 from serve_app.config import ModelArgs, Source
 from serve_app.lease import EngineFacts
 from serve_app.model.commit_late import ADMISSION, Admission, CommitLate
+from serve_app.model.counting import COUNTING
 from serve_app.model.engine_args import read_numbers
 from serve_app.model.engine_protocol import ASKED_MODEL
 from serve_app.model.journal import JOURNAL, Journal
@@ -349,11 +350,14 @@ def _keep_journals(llm: Any, is_dead: Callable[[], bool]) -> None:
     generate = llm.generate
     add_to_front_end, add_to_core = llm.output_processor.add_request, llm.engine_core.add_request_async
 
-    def front_end(request: Any, *args: Any, **kwargs: Any) -> None:
-        add_to_front_end(request, *args, **kwargs)
-        journal = JOURNAL.get()
+    def front_end(request: Any, prompt: Any, parent: Any = None, index: int = 0, *args: Any, **kwargs: Any) -> None:
+        add_to_front_end(request, prompt, parent, index, *args, **kwargs)
+        journal, counting = JOURNAL.get(), COUNTING.get()
+        state = llm.output_processor.request_states[request.request_id]
+        if counting is not None:
+            # Of several answers to one prompt (`n`), the first one stands for the prompt.
+            counting.requests.append(lambda: _counted(state, journal, with_prompt=index == 0))
         if journal is not None and journal.replaying:
-            state = llm.output_processor.request_states[request.request_id]
             _replay(state, journal)
             if journal.finished:
                 llm.output_processor._finish_request(state)
@@ -391,6 +395,14 @@ def _keep_journals(llm: Any, is_dead: Callable[[], bool]) -> None:
     llm.output_processor.add_request = front_end
     llm.engine_core.add_request_async = core
     llm.generate = journaled
+
+
+def _counted(state: Any, journal: Journal | None, *, with_prompt: bool) -> tuple[int, int]:
+    """Tokens of the prompt and of the answer so far. A stream's prompt and what its journal brought were counted by
+    the replica before."""
+    generated = state.detokenizer.num_output_tokens() if state.detokenizer is not None else 0
+    earlier = len(journal.ids) if journal is not None else 0
+    return state.prompt_len if with_prompt and not earlier else 0, max(0, generated - earlier)
 
 
 def _replay(state: Any, journal: Journal) -> None:

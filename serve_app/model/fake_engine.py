@@ -17,7 +17,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from serve_app import errors
 from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, read_body, respond, while_client_stays
 from serve_app.config import FakeScript
 from serve_app.lease import EngineFacts
+from serve_app.model.counting import COUNTING
 from serve_app.model.engine_protocol import ASKED_MODEL
 from serve_app.model.journal import JOURNAL, Journal
 from serve_app.model.token_rate import TokenRate
@@ -205,6 +206,15 @@ class FakeEngine:
                 await self._work(scope["path"], answer_id, request, fake, send)
 
     async def _work(self, path: str, answer_id: str, request: dict[str, Any], fake: dict[str, Any], send: Send) -> None:
+        generated = 0
+
+        def note() -> None:
+            nonlocal generated
+            generated += 1
+
+        if (counting := COUNTING.get()) is not None:
+            continued = bool((journal := JOURNAL.get()) and journal.earlier)
+            counting.requests.append(lambda: (0 if continued else _prompt_tokens(request), generated))
         model = ASKED_MODEL.get() or self._name
         if path in _JOURNALED:
             chat = path.endswith("chat/completions")
@@ -212,7 +222,7 @@ class FakeEngine:
             head = {"id": answer_id, "object": what, "created": int(time.time()), "model": model}
             # Which processes made it: the replica's and the engine's.
             head["system_fingerprint"] = f"{os.getpid()}-{self.report()['engine_pid']}"
-            outputs = self._outputs(request, fake)
+            outputs = self._outputs(request, fake, note)
             if request.get("stream"):
                 await self._stream(head, chat, request, outputs, send)
             else:
@@ -268,7 +278,9 @@ class FakeEngine:
         choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         await _json(send, 200, json.dumps(head | {"choices": [choice], "usage": _usage(request, len(texts))}).encode())
 
-    async def _outputs(self, request: dict[str, Any], fake: dict[str, Any]) -> AsyncIterator[Output]:
+    async def _outputs(
+        self, request: dict[str, Any], fake: dict[str, Any], note: Callable[[], None]
+    ) -> AsyncIterator[Output]:
         """The answer's tokens at the scripted pace, those made elsewhere first."""
         count = int(request.get("max_tokens") or request.get("max_completion_tokens") or self._script.tokens)
         journal = JOURNAL.get() or Journal((), _nowhere)
@@ -293,6 +305,7 @@ class FakeEngine:
                 await self._process.step()
             output = Output(token, finished=token + 1 == count)
             self._tokens.add(1)
+            note()
             journal.note((token,), output.text, output.finished)
             yield output
             await journal.flush()

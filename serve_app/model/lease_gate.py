@@ -3,12 +3,22 @@
 The outermost ASGI wrapper: whatever happens inside, a request that ends frees its lease here.
 """
 
+import asyncio
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serve_app import errors
 from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send, respond
-from serve_app.lease import ALIVE_PATH, ASKED_MODEL_HEADER, LEASE_HEADER, REFUSED_HEADER, UNKNOWN_LEASE
+from serve_app.lease import (
+    ALIVE_PATH,
+    ASKED_MODEL_HEADER,
+    COUNT_HEADER,
+    LEASE_HEADER,
+    REFUSED_HEADER,
+    UNKNOWN_LEASE,
+    Counted,
+)
+from serve_app.model.counting import COUNTING, Counting
 from serve_app.model.engine_protocol import ASKED_MODEL
 
 
@@ -19,6 +29,7 @@ class Lease:
     token: str
     busy: bool = False
     used: int = 0
+    counted: "asyncio.Queue[Counted]" = field(default_factory=asyncio.Queue)
 
 
 class LeaseGate:
@@ -47,12 +58,14 @@ class LeaseGate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        token = asked = b""
+        token = asked = number = b""
         for name, value in scope.get("headers", ()):
             if name == LEASE_HEADER:
                 token = value
             elif name == ASKED_MODEL_HEADER:
                 asked = value
+            elif name == COUNT_HEADER:
+                number = value
         lease = self._leases.get(token.decode("latin-1"))
         if lease is not None and scope.get("path") == ALIVE_PATH:
             await respond(send, 204, (), b"")
@@ -63,6 +76,8 @@ class LeaseGate:
             return
         lease.busy = True
         freed = False
+        counting = Counting() if number else None
+        COUNTING.set(counting)
 
         def free() -> None:
             # Once per request: by the time the app returns, the next request may hold the lease.
@@ -71,6 +86,8 @@ class LeaseGate:
                 freed = True
                 lease.busy = False
                 lease.used += 1
+                if counting is not None:
+                    lease.counted.put_nowait(counting.total(number.decode("latin-1")))
 
         async def freeing(message: Message) -> None:
             # Before the end goes out: the gateway may send the next request the moment it has read it.
