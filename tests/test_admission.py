@@ -145,6 +145,30 @@ def test_a_lower_class_gets_its_turns_under_a_flood() -> None:
     assert at == [(TURN_AFTER + 1) * (n + 1) - 1 for n in range(5)]
 
 
+def test_the_admitted_are_before_all_and_pass_nobody_over() -> None:
+    """More of them than a class may be passed over: all are served first, and then the best class is next."""
+    game = Played()
+    game.push(Ticket("a", 1))
+    game.push(Ticket("a", 0))
+    for _ in range(2 * TURN_AFTER):
+        game.push(Ticket("a", 5).first())
+    drain(game)
+    assert game.order == [*range(2, 2 + 2 * TURN_AFTER), 1, 0]
+
+
+def test_not_even_a_class_whose_turn_it_is_comes_before_the_admitted() -> None:
+    """Passed over often enough, it still waits for one that was admitted."""
+    game = Played()
+    game.push(Ticket("a", 1))
+    for _ in range(TURN_AFTER + 1):
+        game.push(Ticket("a", 0))
+    for _ in range(TURN_AFTER):
+        game.pop()
+    game.push(Ticket("a").first())
+    drain(game)
+    assert game.order == [*range(1, TURN_AFTER + 1), TURN_AFTER + 2, 0, TURN_AFTER + 1]
+
+
 @given(played(ONE_CLASS))
 def test_two_keys_that_wait_differ_by_one_largest_request_of_each(game: Played) -> None:
     """In tokens served, over every stretch of time in which both wait."""
