@@ -8,7 +8,8 @@ Within a class: start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Qu
 request has a start tag: what its key was served before, in tokens, but never less than the tag that was served last.
 The lowest tag is next. So
 
-* while two keys wait, what they are served differs by at most one largest request of each;
+* while a key waits, no other is served more than it, but for one largest request of each: so no key waits for ever,
+  and while two wait, what they are served differs by no more than that;
 * a key that comes anew is next but for others that came anew too, however many requests of one key wait;
 * a key that asked for nothing saves up nothing, and one that was just served queues behind those that were not.
 
