@@ -195,7 +195,8 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
     async def generate(request: Request, asked: GenerateRequest) -> GenerateAnswer:
         body = asked.model_dump(exclude={"model_name"}) | {"model": asked.model_name}
         async with while_client_stays(request.receive):
-            answer = await relay.call(asked.model_name, "/v1/completions", body, _caller(request))
+            client = dict(request.headers.raw)
+            answer = await relay.call(asked.model_name, "/v1/completions", body, _caller(request), client)
         return GenerateAnswer(text=answer["choices"][0]["text"])
 
     @api.get("/v1/responses/{response_id}", include_in_schema=False)

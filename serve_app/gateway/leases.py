@@ -4,12 +4,13 @@ A lease is one open streaming call to the model through its Serve handle (what S
 connection to the replica that it chose (where the bytes go). A freed lease is kept for a moment and given to the next
 request, so under load no Serve call is on a request's path; an idle one is let go, so Serve's counts stay true.
 
-Who waits is served in order of arrival. One owner (the gateway's event loop) and no locks.
+Who waits is served in the order of ``admission``. One owner (the gateway's event loop) and no locks.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app import errors
+from serve_app.admission import FairQueue, Ticket
 from serve_app.config import RequestLimits
 from serve_app.gateway.held import HeldReport
 from serve_app.gateway.upstream import Connection, ConnectionBroken, Silent
@@ -38,6 +40,8 @@ FALLBACK_RETRY_AFTER_S = 10.0
 PULSE_S = 1.0
 # A replica that broke a connection is passed over for so long where there are others: it is mostly about to end.
 SUSPECT_S = 1.0
+
+ANYBODY = Ticket()
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +82,7 @@ class LeasePool:
         self._keep_idle_s = keep_idle_s
         self._idle: deque[Lease] = deque()
         self._busy: dict[str, set[Lease]] = {}  # by replica
-        self._waiters: deque[asyncio.Future[Lease]] = deque()
+        self._waiters: FairQueue[asyncio.Future[Lease]] = FairQueue()
         self._held = HeldReport(lambda: len(self._waiters), tell_held)
         self._openers: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.TimerHandle | None = None
@@ -127,11 +131,12 @@ class LeasePool:
         """How long a request may wait here now."""
         return self._limits().hold_s if self.cold else self._limits().wait_s
 
-    async def acquire(self, since: float) -> Lease:
+    async def acquire(self, since: float, ticket: Ticket = ANYBODY, at_most_s: float = math.inf) -> Lease:
         """A lease for one request, which has waited ``since`` then (on the event loop's clock).
 
-        Raises ``TooManyRequests`` (``Unavailable`` while no replica runs) at once when too many wait, ``Unavailable``
-        when it has waited for ``patience_s``.
+        Raises ``TooManyRequests`` (``Unavailable`` while no replica runs) when too many wait: at once, or when it must
+        go for another key's; ``Unavailable`` when it has waited for ``patience_s`` or ``at_most_s``. Who was admitted
+        before may always wait: those are never more than the replicas had places.
         """
         if self._closed is not None:
             raise self._closed
@@ -142,22 +147,15 @@ class LeasePool:
                 lease = self._idle[at]
                 del self._idle[at]
                 return self._start_use(lease)
-        if self.cold:
-            if len(self._waiters) >= self._limits().hold_requests:
-                raise self._unavailable(f"No replica of {self._name} runs yet, and {len(self._waiters)} requests wait.")
-        elif len(self._waiters) >= self._limits().max_waiting:
-            raise errors.TooManyRequests(
-                f"Too many requests wait for {self._name}: {len(self._waiters)}.",
-                retry_after_s=self._hold_s * len(self._waiters) / max(1, self.in_use),
-            )
+        self._make_room(ticket)
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Lease] = loop.create_future()
-        self._waiters.append(waiter)
+        self._waiters.push(ticket, waiter)
         self._held.begin()
         self._open_more()
         try:
             while not waiter.done():
-                left = since + self.patience_s - loop.time()
+                left = since + min(self.patience_s, at_most_s) - loop.time()
                 if left <= 0:
                     raise TimeoutError
                 await asyncio.wait([waiter], timeout=left)
@@ -217,9 +215,36 @@ class LeasePool:
         if pending:
             await asyncio.wait(pending, timeout=5)
 
+    def _make_room(self, ticket: Ticket) -> None:
+        """Raises where too many wait and none of them goes for ``ticket``."""
+        limits = self._limits()
+        if ticket.admitted or len(self._waiters) < (limits.hold_requests if self.cold else limits.max_waiting):
+            return
+        full = self._full()
+        evicted = self._waiters.evict_for(ticket)
+        if evicted is None:
+            raise full
+        evicted.set_exception(full)
+
+    def _full(self) -> errors.ModelyardError:
+        waiting = len(self._waiters)
+        if self.cold:
+            return self._unavailable(f"No replica of {self._name} runs yet, and {waiting} requests wait.")
+        return errors.TooManyRequests(
+            f"Too many requests wait for {self._name}: {waiting}.", retry_after_s=self._queue_s
+        )
+
     def _unavailable(self, message: str) -> errors.Unavailable:
-        ready_in_s = self._ready_in_s() if self.cold else None
-        return errors.Unavailable(message, retry_after_s=ready_in_s or FALLBACK_RETRY_AFTER_S)
+        if self.cold:
+            retry_after_s = self._ready_in_s() or FALLBACK_RETRY_AFTER_S
+        else:
+            retry_after_s = max(FALLBACK_RETRY_AFTER_S, self._queue_s)
+        return errors.Unavailable(message, retry_after_s=retry_after_s)
+
+    @property
+    def _queue_s(self) -> float:
+        """When those that wait now will probably have been served."""
+        return self._hold_s * len(self._waiters) / max(1, self.in_use)
 
     def _start_use(self, lease: Lease) -> Lease:
         lease.since = time.monotonic()
@@ -227,9 +252,8 @@ class LeasePool:
         return lease
 
     def _offer(self, lease: Lease) -> None:
-        """Give a usable lease to whoever waits longest, else keep it for a moment."""
-        while self._waiters:
-            waiter = self._waiters.popleft()
+        """Give a usable lease to whoever is next, else keep it for a moment."""
+        while (waiter := self._waiters.pop()) is not None:
             if not waiter.done():
                 waiter.set_result(self._start_use(lease))
                 return
@@ -252,8 +276,7 @@ class LeasePool:
             self._let_go(lease)
 
     def _leave(self, waiter: "asyncio.Future[Lease]") -> None:
-        with contextlib.suppress(ValueError):
-            self._waiters.remove(waiter)
+        self._waiters.remove(waiter)
         # Fewer waiters need fewer new leases; a call that waits in Serve's own queue must not stay behind.
         surplus = len(self._openers) - len(self._waiters)
         for opener in list(self._openers)[: max(0, surplus)]:

@@ -5,13 +5,15 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from serve_app import errors, resume
+from serve_app.admission import Ticket
 from serve_app.asgi import ClientLeft, Receive, Scope, Send, read_body, while_client_stays
 from serve_app.catalog import Catalog, Model, State
 from serve_app.config import GatewaySettings
@@ -19,7 +21,7 @@ from serve_app.errors import ModelyardError
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.leases import Lease, LeasePool
-from serve_app.gateway.request import asked_model, parse
+from serve_app.gateway.request import TIMEOUT_HEADER, asked_model, longest_wait_s, parse, ticket_of
 from serve_app.gateway.routes import BY_PATH, Route
 from serve_app.gateway.upstream import ConnectionBroken, LeaseExpired, Leaving
 from serve_app.keys import Caller
@@ -123,11 +125,14 @@ class Relay:
             raise errors.failed_to_start(asked)
         return model
 
-    async def call(self, asked: str, path: str, request: dict[str, Any], caller: Caller) -> Any:
-        """One JSON request from inside the gateway; the answer's JSON."""
+    async def call(
+        self, asked: str, path: str, request: dict[str, Any], caller: Caller, client: Mapping[bytes, bytes]
+    ) -> Any:
+        """One JSON request from inside the gateway; the answer's JSON. ``client``: the headers of whoever wants it."""
         sink = _Collected()
         answer = Answer(sink, "openai")
         headers = {b"content-type": b"application/json"}
+        headers |= {TIMEOUT_HEADER: client[TIMEOUT_HEADER]} if TIMEOUT_HEADER in client else {}
         with self._counted(caller):
             model = self.resolve(asked, path, caller)
             await self._exchange(model, asked, path, headers, json.dumps(request).encode(), answer)
@@ -137,7 +142,8 @@ class Relay:
         self, model: Model, asked: str, path: str, headers: dict[bytes, bytes], body: bytes, answer: Answer
     ) -> None:
         """Send the request to a replica and the reply to ``answer``."""
-        request = Request(asked, path, headers, body)
+        context = model.card.facts.max_model_len if model.card.facts else None
+        request = Request(asked, path, headers, body, ticket_of(path, body, context))
         answer.request_id = request.id
         try:
             await self._try_replicas(model, request, answer)
@@ -155,13 +161,15 @@ class Relay:
         limits = model.card.limits
         loop = asyncio.get_running_loop()
         since = loop.time()
+        ticket, at_most_s = request.ticket, request.longest_wait_s
         shows = (limits.keep_alive or request.keep_alive) and request.streams
         successor: Lease | None = None
         lost = 0
         while True:
-            lease = successor or await (
-                self._acquire_with_signs(pool, since, model.name, answer) if shows else pool.acquire(since)
-            )
+            if (lease := successor) is None:
+                acquiring = pool.acquire(since, ticket, at_most_s)
+                lease = await (self._with_signs(acquiring, pool, model.name, answer) if shows else acquiring)
+            ticket = ticket.first()
             move = Move(pool, lease, request, answer)
             lease.on_leaving = move.start
             try:
@@ -190,14 +198,14 @@ class Relay:
                 answer.moves += 1
                 self._count(MOVES, model.name, "stream" if answer.started else "request", broken.why)
                 if answer.started:
-                    since = loop.time()
+                    since, at_most_s = loop.time(), math.inf
             finally:
                 move.close()
                 pool.release(lease)
 
-    async def _acquire_with_signs(self, pool: LeasePool, since: float, name: str, answer: Answer) -> Lease:
-        """``pool.acquire``, with a sign of life to the client from time to time."""
-        acquiring = asyncio.ensure_future(pool.acquire(since))
+    async def _with_signs(self, acquire: Awaitable[Lease], pool: LeasePool, name: str, answer: Answer) -> Lease:
+        """``acquire``, with a sign of life to the client from time to time."""
+        acquiring = asyncio.ensure_future(acquire)
         try:
             pause_s = FIRST_SIGN_S
             while not (await asyncio.wait([acquiring], timeout=pause_s))[0]:
@@ -244,9 +252,11 @@ class Relay:
 class Request:
     """What every replica gets that is asked for this answer."""
 
-    def __init__(self, asked: str, path: str, headers: dict[bytes, bytes], body: bytes) -> None:
+    def __init__(self, asked: str, path: str, headers: dict[bytes, bytes], body: bytes, ticket: Ticket) -> None:
         self.path = path
         self.body = body
+        self.ticket = ticket
+        self.longest_wait_s = longest_wait_s(headers)
         self.keep_alive = headers.get(KEEP_ALIVE_HEADER, b"0") not in (b"0", b"false", b"")
         # Also the answer's id in vLLM: one that is continued elsewhere keeps it.
         self.id = clean_request_id(headers.get(b"x-request-id", b"")) or secrets.token_hex(16).encode()
@@ -303,7 +313,7 @@ class Move:
     async def _run(self) -> None:
         # Nobody free in time: the request stays where it is, until it ends or its replica does.
         with contextlib.suppress(ModelyardError):
-            self._successor = await self._pool.acquire(asyncio.get_running_loop().time())
+            self._successor = await self._pool.acquire(asyncio.get_running_loop().time(), self._request.ticket.first())
             if not self._answer.started or self._answer.generation == self._successor.grant.generation.encode():
                 self._lease.connection.interrupt(Leaving("the replica is leaving"))
 

@@ -1,5 +1,7 @@
 """What the gateway reads of a request: one parse of the body, only the fields that it needs."""
 
+import math
+import re
 from typing import Any
 
 import msgspec
@@ -8,7 +10,20 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from serve_app import errors
-from serve_app.gateway.routes import Route
+from serve_app.admission import Ticket
+from serve_app.gateway.routes import BY_PATH, Route
+
+# How long a request may wait for a replica, where that is less than the model's own limit.
+TIMEOUT_HEADER = b"x-modelyard-timeout-s"
+_NUMBER = re.compile(rb"\d+(\.\d+)?([eE][+-]?\d+)?")
+
+# What a request will probably cost, before anybody has read it: bytes of JSON per token, tokens of an answer whose
+# length nobody limits, and how many answers one may ask for (https://platform.openai.com/docs/api-reference).
+BYTES_PER_TOKEN = 4
+USUAL_ANSWER_TOKENS = 256
+MAX_ANSWERS = 128
+# Larger bodies are not read once more for that: next to such a prompt no answer is long.
+CHEAP_BYTES = 256 * 1024
 
 
 class Fields(msgspec.Struct):
@@ -19,6 +34,10 @@ class Fields(msgspec.Struct):
     store: Any = None
     background: Any = None
     previous_response_id: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    n: Any = None
 
 
 async def asked_model(route: Route, headers: dict[bytes, bytes], body: bytes) -> str:
@@ -47,6 +66,40 @@ def parse(body: bytes) -> Fields:
         raise errors.InvalidRequest("The body must be a JSON object.") from None
     except (msgspec.DecodeError, RecursionError):
         raise errors.InvalidRequest("The body is not valid JSON.") from None
+
+
+def ticket_of(path: str, body: bytes, context: int | None) -> Ticket:
+    """The request's place among those that wait. ``context``: the model's, in tokens; no prompt with one answer costs
+    more. Fields of a wrong type or range count as absent: the engine refuses them."""
+    prompt = len(body) // BYTES_PER_TOKEN
+    answer, answers = 0, 1
+    if BY_PATH[path].streams:  # else nothing is generated
+        answer = USUAL_ANSWER_TOKENS
+        if len(body) <= CHEAP_BYTES:
+            fields = parse(body)
+            given = (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens)
+            answer = next((v for v in given if _is_count(v)), answer)
+            answers = min(fields.n, MAX_ANSWERS) if _is_count(fields.n) else 1
+    if context:
+        prompt = min(prompt, context)
+        answer = min(answer, context - prompt)
+    return Ticket(tokens=max(1, prompt + answers * answer))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def longest_wait_s(headers: dict[bytes, bytes]) -> float:
+    """How long the client lets its request wait for a replica; infinite where it does not say."""
+    given = headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return math.inf
+    seconds = float(given) if _NUMBER.fullmatch(given) else 0.0
+    if not 0 < seconds < math.inf:
+        name = TIMEOUT_HEADER.decode()
+        raise errors.InvalidRequest(f"The header {name} must be a positive number of seconds.", param=name)
+    return seconds
 
 
 def _checked(model: Any) -> str:
