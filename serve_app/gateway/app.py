@@ -18,10 +18,11 @@ from serve_app import __version__, errors, ray_env
 from serve_app.asgi import ClientLeft, Receive, Scope, Send, while_client_stays
 from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
+from serve_app.gateway.answer import FALLBACK_HEADER
 from serve_app.gateway.directory import Directory
-from serve_app.gateway.relay import Relay
+from serve_app.gateway.relay import Relay, may_fall_back
 from serve_app.gateway.routes import BY_PATH, RELAYED, protocol_of
-from serve_app.signals import BROKEN_STREAMS, MOVES, Metric
+from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES, Metric
 
 logger = logging.getLogger("ray.serve")
 
@@ -45,7 +46,7 @@ FIRST_LOOK_S = 5.0
 class Gateway:
     async def __init__(self) -> None:  # type: ignore[misc]
         self._directory = Directory(lambda: self._relay.settings)
-        self._relay = Relay(self._directory, counters(MOVES, BROKEN_STREAMS))
+        self._relay = Relay(self._directory, counters(MOVES, BROKEN_STREAMS, FALLBACKS))
         if names := ray_env.missing():
             logger.warning(
                 f"Not set when Ray started: {', '.join(names)}. Everything works, more slowly and with less cleaning "
@@ -143,19 +144,23 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
 
     @api.get("/v1/models", tags=["models"], summary="Every id that a request may name")
     async def models() -> dict[str, Any]:
-        catalog = directory.catalog
+        catalog = relay.catalog()
         data = [_listed(asked, catalog.models[name]) for asked, name in sorted(catalog.ids.items())]
         return {"object": "list", "data": data}
 
     @api.get("/v1/models/{model_id:path}", tags=["models"], summary="One model; ids may hold slashes")
     async def model(model_id: str) -> dict[str, Any]:
-        return _listed(model_id, directory.catalog.resolve(model_id))
+        return _listed(model_id, relay.catalog().resolve(model_id))
 
     @api.post("/generate", tags=["generation"], summary="Text from a prompt, without a protocol")
-    async def generate(request: Request, asked: GenerateRequest) -> GenerateAnswer:
+    async def generate(request: Request, response: Response, asked: GenerateRequest) -> GenerateAnswer:
         body = asked.model_dump(exclude={"model_name"}) | {"model": asked.model_name}
         async with while_client_stays(request.receive):
-            answer = await relay.call(asked.model_name, "/v1/completions", body)
+            answer, fallback = await relay.call(
+                asked.model_name, "/v1/completions", body, may_fall_back=may_fall_back(dict(request.headers.raw))
+            )
+        if fallback:
+            response.headers[FALLBACK_HEADER.decode()] = fallback
         return GenerateAnswer(text=answer["choices"][0]["text"])
 
     @api.get("/v1/responses/{response_id}", include_in_schema=False)
