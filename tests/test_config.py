@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from serve_app import config
-from serve_app.config import CardSettings, GatewaySettings, ModelArgs, RequestLimits, Resources, Source
+from serve_app.config import CardSettings, GatewaySettings, ModelArgs, Name, RequestLimits, Resources, Source
 
 DEMO = {"demo": "smollm2-135m-instruct"}
 SPECS = sorted(config.Spec.__subclasses__(), key=lambda c: c.__name__)
@@ -29,7 +29,7 @@ def test_unknown_keys_are_refused(spec: type[BaseModel]) -> None:
 @pytest.mark.parametrize("spec", SPECS, ids=IDS)
 def test_specs_are_frozen(spec: type[BaseModel]) -> None:
     """What was checked is what runs: nobody changes a spec later."""
-    value = {Source: DEMO, ModelArgs: {"source": DEMO}}.get(spec, {})
+    value = {Source: DEMO, ModelArgs: {"source": DEMO}, Name: {"to": "chat"}}.get(spec, {})
     instance = spec.model_validate(value)
     with pytest.raises(ValidationError, match="frozen"):
         setattr(instance, next(iter(spec.model_fields), "anything"), None)
