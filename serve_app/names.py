@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from serve_app import errors
-from serve_app.catalog import Catalog
+from serve_app.catalog import Catalog, State
 from serve_app.config import LENGTH_FIELDS, Name
 
 # How each route that generates calls the bound on an answer's length; the first one is set where a request has none.
@@ -37,14 +37,15 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Names:
     """``models``: what exists. ``held``: the names that mean something now. ``catalog``: ``models`` with the names
-    among its ids, each as the model that it mostly means, and what is wrong with names among its conflicts."""
+    among its ids, each as the first of its models that has not failed, the heaviest first; and what is wrong with names
+    among its conflicts."""
 
     models: Catalog = field(default_factory=Catalog)
     held: Mapping[str, Name] = field(default_factory=dict)
     catalog: Catalog = field(default_factory=Catalog)
 
     def choose(self, asked: str, who: str) -> Choice:
-        """``who``: a request with the same one, usually of the same user, gets the same answer. Raises
+        """``who``: a request with the same one, usually of the same user, gets the same choice. Raises
         ``UnknownModel``."""
         model = self.catalog.resolve(asked)
         name = self.held.get(asked)
@@ -74,7 +75,8 @@ def build(models: Catalog, names: Mapping[str, Name]) -> Names:
         ]
         if there:
             held[asked] = name
-            ids[asked] = models.ids[there[0]]
+            able = (target for target in there if models.resolve(target).state is not State.FAILED)
+            ids[asked] = models.ids[next(able, there[0])]
     return Names(models, held, replace(models, ids=ids, conflicts=tuple(conflicts)))
 
 

@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -14,6 +17,7 @@ from pydantic import ValidationError
 from serve_app import catalog, errors, names
 from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send, read_body
 from serve_app.catalog import Catalog, Model, State
+from serve_app.check import check_config
 from serve_app.config import FakeScript, GatewaySettings, Name, RequestLimits
 from serve_app.gateway.request import parse
 from serve_app.lease import CardView
@@ -21,6 +25,7 @@ from serve_app.model.fake_engine import FakeEngine
 from tests.inprocess import FakeModel, Replica, Yard, model, yard
 from tests.sse import events
 
+ROOT = Path(__file__).resolve().parent.parent
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 USERS = [f"user-{i}" for i in range(4000)]
 
@@ -183,6 +188,16 @@ def test_when_another_model_may_be_asked(error: errors.ModelyardError, other: bo
 def test_whose_request_it_is(body: dict[str, Any], whose: str | None) -> None:
     """Each protocol's field, where it holds a text."""
     assert parse(json.dumps(body).encode()).whose == whose
+
+
+def test_the_example_of_the_docs_is_valid() -> None:
+    """It passes `modelyard check`; only the models themselves are missing."""
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "names.md").read_text(), re.DOTALL)
+    report = check_config({"applications": yaml.safe_load(block)}, base=ROOT)
+    assert report.faults == ()
+    assert [note.rpartition(".")[2] for note in report.notes if "names" in note] == [
+        f"assistant: {target} is no model of this file" for target in ("chat", "chat-next", "chat-small")
+    ]
 
 
 # --- What changes in a request
@@ -549,4 +564,14 @@ async def test_names_are_listed() -> None:
             "the name 'llama' is an id of big, which keeps it",
             "the name 'lost' leads to 'nowhere', which does not exist now",
         ]
-        assert (await y.client.get("/ready?model=smart")).json()["status"] == "ready"
+
+
+async def test_a_name_is_ready_as_long_as_one_of_its_models_can_answer() -> None:
+    """A failed model does not make its name unready while a fallback is there for it."""
+    async with yard(model("big"), model("small")) as y:
+        means(y, smart={"to": "big", "fallback": ["small"]})
+        for failed, status, root in (("", 200, "big"), ("big", 200, "small"), ("small", 503, "big")):
+            if failed:
+                y.models[failed].state = State.FAILED
+            assert (await y.client.get("/ready?model=smart")).status_code == status
+            assert (await y.client.get("/v1/models/smart")).json()["root"] == root
