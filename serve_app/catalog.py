@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from serve_app import errors
-from serve_app.keys import ANYBODY, Caller
 from serve_app.lease import CardView
 
 
@@ -53,20 +52,11 @@ class Catalog:
     ids: Mapping[str, str] = field(default_factory=dict)
     conflicts: tuple[str, ...] = ()
 
-    def seen_by(self, caller: Caller) -> "Catalog":
-        """What ``caller`` may know of."""
-        if caller.models is None:
-            return self
-        ids = {asked: name for asked, name in self.ids.items() if caller.may(asked, name)}
-        return Catalog({name: self.models[name] for name in self.models if name in set(ids.values())}, ids)
-
-    def resolve(self, asked: str, caller: Caller = ANYBODY) -> Model:
-        """The model that ``asked`` names, letter by letter; raises ``Forbidden`` where ``caller`` may not ask for it,
-        ``UnknownModel`` naming what exists."""
-        caller.check(asked, self.ids.get(asked))
+    def resolve(self, asked: str) -> Model:
+        """The model that ``asked`` names, letter by letter; raises ``UnknownModel`` naming what exists."""
         name = self.ids.get(asked)
         if name is None:
-            known = ", ".join(sorted(self.seen_by(caller).ids)) or "none yet"
+            known = ", ".join(sorted(self.ids)) or "none yet"
             raise errors.UnknownModel(f"The model {asked[:256]!r} does not exist. Models here: {known}.", param="model")
         return self.models[name]
 

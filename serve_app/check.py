@@ -27,6 +27,7 @@ from serve_app.check_levels import (
     REFUSED_ON_MODEL,
     WITHOUT_EFFECT,
     Level,
+    is_mapping,
     near,
     nested_model,
 )
@@ -87,6 +88,7 @@ class _Checker:
         self.faults: list[Fault] = []
         self.notes: list[str] = []
         self.claimed: dict[str, tuple[str, str]] = {}  # model id -> (entry, where in it)
+        self.names: dict[str, Any] = {}  # the gateway's, by path
         self._loaders = {"engine": engine, "frontend": frontend}
         self._tables: dict[str, Fields | None] = {}
 
@@ -133,6 +135,8 @@ class _Checker:
         if len(gateways) != 1:
             found = ", ".join(gateways) or "none"
             self.fault("applications", f"must have exactly one {config.GATEWAY_IMPORT_PATH}, found {found}")
+        for where, given in self.names.items():
+            self.meant(where, given)
         if not models:
             self.notes.append(f"no model: no application has import_path {config.MODEL_IMPORT_PATH}")
 
@@ -206,7 +210,24 @@ class _Checker:
         if isinstance(args := entry.get("args", {}), dict):
             self.spec(f"{path}.args", args, config.GatewayArgs, GATEWAY_LEVELS)
         refused = {config.GATEWAY_DEPLOYMENT: REFUSED_EVERYWHERE}
-        self.ours(path, entry, {config.GATEWAY_DEPLOYMENT: config.GatewaySettings}, refused, GATEWAY_LEVELS)
+        settings = self.ours(path, entry, {config.GATEWAY_DEPLOYMENT: config.GatewaySettings}, refused, GATEWAY_LEVELS)
+        for where, given in settings.items():
+            if isinstance(names := given.get("names"), dict):
+                self.names |= {f"{where}.names.{name}": means for name, means in names.items()}
+
+    def meant(self, where: str, means: Any) -> None:
+        """What the name at ``where`` means, beside the file's models: there may be others."""
+        asked = where.rpartition(".names.")[2]
+        if asked in self.claimed:
+            self.fault(where, f"{asked} is an id of {self.claimed[asked][0]}, which would keep it")
+        try:
+            name = config.Name.model_validate(means)
+        except ValidationError:
+            return  # it has faults of its own
+        for target in name.targets:
+            if target not in self.claimed:
+                found = near(target, self.claimed)
+                self.notes.append(f"{where}: {target} is no model of this file" + (f"; {found} is" if found else ""))
 
     def model(self, path: str, entry: dict[str, Any]) -> None:
         self.entry(path, entry, MODEL_LEVELS)
@@ -390,6 +411,8 @@ class _Checker:
                 self.unknown(path, str(key), model.model_fields, levels)
             elif key == "applications" or not (inner := nested_model(model.model_fields[key].annotation)):
                 kept[key] = item  # entries of applications are read one by one, with better names
+            elif is_mapping(model.model_fields[key].annotation) and isinstance(item, dict):
+                kept[key] = {k: inside(join(join(path, key), k), each, inner) for k, each in item.items()}
             else:
                 kept[key] = inside(join(path, key), item, inner)
         return kept

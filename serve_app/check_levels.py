@@ -59,6 +59,11 @@ def nested_model(annotation: Any) -> type[BaseModel] | None:
     return next((m for arg in typing.get_args(annotation) if (m := nested_model(arg))), None)
 
 
+def is_mapping(annotation: Any) -> bool:
+    """Whether it is ``dict[str, Model]``: keys of the user's own, a model behind each."""
+    return typing.get_origin(annotation) is dict
+
+
 def _levels(name: Callable[..., str], model: type[BaseModel], skip: Collection[str] = ()) -> Iterator[Level]:
     """``model`` and the models inside it; ``name`` turns the keys down to a level into what it is called."""
 
@@ -67,7 +72,7 @@ def _levels(name: Callable[..., str], model: type[BaseModel], skip: Collection[s
         yield name(*keys), fields
         for key, field in fields.items():
             if inner := nested_model(field.annotation):
-                yield from walk(inner, (*keys, key))
+                yield from walk(inner, (*keys, key, "NAME") if is_mapping(field.annotation) else (*keys, key))
 
     return walk(model, ())
 

@@ -45,7 +45,7 @@ def in_words(error: ErrorDetails) -> str:
             return f"must be less than {limits['lt']:g}{is_}"
         case "literal_error" | "enum":
             return f"must be {limits['expected']}{is_}"
-        case "string_too_short":
+        case "string_too_short" | "too_short":
             return "must not be empty"
         case "string_pattern_mismatch":
             return f"has a character that is not allowed here{is_}"

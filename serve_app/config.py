@@ -13,7 +13,18 @@ describes the parts that are ours:
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Strict,
+    StringConstraints,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 # Deployment names inside the applications: Serve configs override options and user_config by these names.
 MODEL_DEPLOYMENT = "Model"
@@ -301,6 +312,61 @@ class GatewayArgs(Spec):
     """``args:`` of the gateway application. Nothing yet needs a restart."""
 
 
+Weight = Annotated[float, Strict(), Field(gt=0)]
+# The tags hold a character that no id has: `check` leaves what is no key of the file out of its paths.
+Target = Annotated[
+    Annotated[ModelId, Tag("one model")]
+    | Annotated[dict[ModelId, Weight], Field(min_length=1), Tag("weighted models")],
+    Discriminator(lambda to: "weighted models" if isinstance(to, dict) else "one model"),
+]
+# One bound on the length of an answer, as the protocols call it.
+LENGTH_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+class Name(Spec):
+    """What one name means: the models behind it, and what is changed in requests that ask for it."""
+
+    to: Target = Field(
+        description="A model's id, or {id: weight, …}: each request goes to one of them, by weight, and a user's "
+        "requests always to the same one."
+    )
+    fallback: tuple[ModelId, ...] = Field(
+        default=(), description="Models to ask in this order where the first cannot serve, before the answer began."
+    )
+    defaults: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Body fields that are set where a request does not give them (JSON routes)."
+    )
+    max_tokens: Int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens of an answer: a larger bound is lowered to it, an absent one is set to it.",
+    )
+
+    @field_validator("defaults")
+    @classmethod
+    def _leave_the_request_alone(cls, defaults: dict[str, Any]) -> dict[str, Any]:
+        for key in ("model", "store", "background", "previous_response_id"):
+            if key in defaults:
+                raise ValueError(f"{key} is for the request alone to say")
+        lengths = [key for key in LENGTH_FIELDS if key in defaults]
+        if len(lengths) > 1:
+            raise ValueError(f"{' and '.join(lengths)} are one bound: give it once")
+        if lengths and (type(defaults[lengths[0]]) is not int or defaults[lengths[0]] < 1):
+            raise ValueError(f"{lengths[0]} must be a whole number of at least 1, is {defaults[lengths[0]]!r}")
+        return defaults
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """``to`` as a mapping."""
+        return self.to if isinstance(self.to, dict) else {self.to: 1.0}
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Every id that it leads to, the heaviest first, then the fallbacks."""
+        heaviest = sorted(self.weights, key=lambda target: -self.weights[target])
+        return tuple(dict.fromkeys((*heaviest, *self.fallback)))
+
+
 class GatewaySettings(Spec):
     """``user_config:`` of the ``Gateway`` deployment: applies live."""
 
@@ -318,3 +384,14 @@ class GatewaySettings(Spec):
         default=(),
         description='Origins whose web pages may call this endpoint from a browser, or "*"; none by default.',
     )
+    names: dict[ModelId, Name] = Field(
+        default_factory=dict, description="Names of the gateway's own, and what they mean: see docs/names.md."
+    )
+
+    @field_validator("names")
+    @classmethod
+    def _names_mean_models(cls, names: dict[str, Name]) -> dict[str, Name]:
+        for asked, name in names.items():
+            if chained := [target for target in name.targets if target in names]:
+                raise ValueError(f"{asked} leads to {chained[0]}, which is itself a name: a name leads to models only")
+        return names

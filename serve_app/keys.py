@@ -24,6 +24,7 @@ MAX_KEY_BYTES = 512
 
 KeyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Priority = Literal["high", "normal", "low"]
+_RANKS: dict[Priority, int] = {"high": -1, "normal": 0, "low": 1}
 
 
 class Key(Spec):
@@ -71,6 +72,11 @@ class Caller:
     models: frozenset[str] | None = None
     priority: Priority = "normal"
     max_concurrent: int | None = None
+
+    @property
+    def rank(self) -> int:
+        """Its priority as vLLM counts: lower goes first."""
+        return _RANKS[self.priority]
 
     def may(self, asked: str, model: str | None = None) -> bool:
         """Use the id ``asked``, which stands for ``model``."""

@@ -16,4 +16,9 @@ MOVES = Metric(
     "or leaving.",
     ("model", "what", "why"),
 )
+FALLBACKS = Metric(
+    "modelyard_fallbacks_total",
+    "Requests that went on to another model of their name, since this one could not serve.",
+    ("model", "to"),
+)
 BROKEN_STREAMS = Metric("modelyard_broken_streams_total", "Streams that broke and could not be continued.", ("model",))

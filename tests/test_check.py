@@ -709,6 +709,57 @@ def test_no_content_makes_it_raise(place: tuple[Any, ...], junk: Any) -> None:
         assert fault.message
 
 
+# --- The gateway's names
+
+
+def _named(**names: Any) -> Report:
+    gateway = {**GATEWAY, "deployments": [{"name": "Gateway", "user_config": {"names": names}}]}
+    return _check(_model("chat", deployments=[_card(also_known_as=["llama"])]), gateway=gateway)
+
+
+NAMES = "applications[0] (gateway).deployments[0] (Gateway).user_config.names"
+
+
+@pytest.mark.parametrize(
+    ("means", "line"),
+    [
+        ({"to": "chat", "fallbck": []}, ".fallbck: unknown key; did you mean fallback?"),
+        ({"to": "chat", "wait_s": 3}, ".wait_s: unknown key; known here: to, fallback, defaults, max_tokens"),
+        ({"to": {"chat": -1}}, ".to.chat: must be greater than 0, is -1"),
+        ({"to": {"a b": 1}}, '.to.a b: has a character that is not allowed here, is "a b"'),
+        ({"to": {}}, ".to: must not be empty"),
+        ({"to": 5}, '.to: must be text, is 5 (write it in quotes: "5")'),
+        ({}, ".to: is missing"),
+        (7, ": must be a mapping, is 7"),
+        ({"to": "chat", "fallback": "chat"}, '.fallback: must be a list, is "chat"'),
+        ({"to": "chat", "max_tokens": 0}, ".max_tokens: must be at least 1, is 0"),
+        ({"to": "chat", "defaults": {"model": "x"}}, ".defaults: model is for the request alone to say"),
+    ],
+)
+def test_faults_of_a_name(means: Any, line: str) -> None:
+    """Each with its path down to the key, and nothing said of the names beside it."""
+    report = _named(smart=means, fine={"to": "llama"})
+    assert [str(f) for f in report.faults] == [f"{NAMES}.smart{line}"]
+
+
+@pytest.mark.parametrize("name", ["chat", "llama"])
+def test_a_name_that_is_a_models_id(name: str) -> None:
+    """It would change nothing, so it is a fault."""
+    (fault,) = _named(**{name: {"to": "elsewhere"}}).faults
+    assert fault.path == f"{NAMES}.{name}"
+    assert fault.message == f"{name} is an id of applications[1] (chat), which would keep it"
+
+
+def test_a_name_for_a_model_of_another_file() -> None:
+    """It may be there, or be misspelt: a note, and no fault."""
+    report = _named(smart={"to": {"chat": 1, "caht": 1}, "fallback": ["elsewhere"]})
+    assert report.faults == ()
+    assert report.notes == (
+        f"{NAMES}.smart: caht is no model of this file; chat is",
+        f"{NAMES}.smart: elsewhere is no model of this file",
+    )
+
+
 # --- The installed vLLM
 
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from serve_app import config, keys
-from serve_app.config import CardSettings, GatewaySettings, ModelArgs, RequestLimits, Resources, Source
+from serve_app.config import CardSettings, GatewaySettings, ModelArgs, Name, RequestLimits, Resources, Source
 
 DEMO = {"demo": "smollm2-135m-instruct"}
 SPECS = sorted(config.Spec.__subclasses__(), key=lambda c: c.__name__)
 KEY = {"name": "a", "hash": keys.hash_of("a")}
-LEAST = {Source: DEMO, ModelArgs: {"source": DEMO}, keys.Key: KEY, keys.KeysFile: {"keys": [KEY]}}
+LEAST = {Source: DEMO, ModelArgs: {"source": DEMO}, Name: {"to": "chat"}, keys.Key: KEY, keys.KeysFile: {"keys": [KEY]}}
 IDS = [c.__name__ for c in SPECS]
 
 

@@ -71,6 +71,8 @@ def _missing(model: type[BaseModel], shown: list[dict[str, Any]], path: str) -> 
         if not values:
             missing.append(f"{path}.{name}")
         elif inner := _inner(field.annotation):
+            if typing.get_origin(field.annotation) is dict:  # keys of the user's own
+                values = [each for value in values for each in value.values()]
             missing += _missing(inner, values, f"{path}.{name}")
     return missing
 

@@ -10,7 +10,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "serve_app"
 
 # Decisions. They get the clock and the cluster's state as arguments.
-PURE = ("config", "errors", "catalog", "routing", "scaling", "planning", "admission", "resume", "placement", "rollout")
+PURE = (
+    "config",
+    "errors",
+    "catalog",
+    "names",
+    "routing",
+    "scaling",
+    "planning",
+    "admission",
+    "resume",
+    "placement",
+    "rollout",
+)
 KNOWS_TOO_MUCH = ("ray", "vllm", "starlette", "fastapi", "asyncio", "time")
 # Of planning. (`explain` only prints, and prints what `checkpoint` found.)
 PLANNING_ADAPTERS = {f"serve_app.planning.{name}" for name in ("checkpoint", "live", "explain")}

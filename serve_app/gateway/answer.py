@@ -17,6 +17,8 @@ from serve_app.lease import GROUP_END, KEPT_HEADER, RECORD
 _RETURNED = frozenset((b"content-type", b"cache-control"))
 # Tells the client that its request was taken over by other replicas so often before its answer began.
 MOVES_HEADER = b"x-modelyard-moves"
+# Tells the client which model answered in the place of the one that its name means.
+FALLBACK_HEADER = b"x-modelyard-fallback"
 _CREATED = re.compile(rb'"created": ?\d+')
 
 Read = Callable[[], Awaitable[bytes]]
@@ -27,7 +29,8 @@ class Answer:
     """What goes back to one client: exactly one of a whole answer, a stream with a defined end, or an error.
 
     ``records``: the journal of a stream so far, unread (see ``serve_app.model.journal``). ``generation``: who may
-    continue it. ``moves``: how often another replica had to go on.
+    continue it. ``moves``: how often another replica had to go on. ``fallback``: the model that answers in another's
+    place.
     """
 
     def __init__(self, send: Send, protocol: Protocol) -> None:
@@ -37,9 +40,15 @@ class Answer:
         self.records: list[bytes] = []
         self.generation = b""
         self.moves = 0
+        self.fallback = ""
         self.request_id = b""
         self._events = False  # the head of an SSE stream went out
         self._first = self._last = b""
+
+    @property
+    def committed(self) -> bool:
+        """The client has a part of the answer, if only signs of life: no other model may take over now."""
+        return self.started or self._events
 
     async def comment(self, text: str) -> None:
         """Show a client that asked for it that its request is alive, before there is an answer: an SSE comment. From
@@ -130,14 +139,18 @@ class Answer:
         headers.append((b"x-request-id", self.request_id))
         if self.moves:
             headers.append((MOVES_HEADER, str(self.moves).encode()))
-        return headers
+        return headers + self._in_whose_place()
+
+    def _in_whose_place(self) -> list[tuple[bytes, bytes]]:
+        return [(FALLBACK_HEADER, self.fallback.encode())] if self.fallback else []
 
     async def fail(self, error: ModelyardError) -> None:
         if self._events:
             await self._send({"type": "http.response.body", "body": errors.sse_event(error, self._protocol)})
         elif not self.started:
             self.started = True
-            await respond(self._send, *errors.render(error, self._protocol))
+            status, headers, body = errors.render(error, self._protocol)
+            await respond(self._send, status, headers + self._in_whose_place(), body)
 
 
 def _created(events: bytes, first: bytes) -> tuple[bytes, bytes] | None:

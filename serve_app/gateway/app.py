@@ -19,12 +19,13 @@ from serve_app import __version__, errors, ray_env
 from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, respond, while_client_stays
 from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
+from serve_app.gateway.answer import FALLBACK_HEADER
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.key_file import KeyFile
 from serve_app.gateway.relay import Relay
 from serve_app.gateway.routes import BY_PATH, RELAYED, protocol_of
 from serve_app.keys import ANYBODY, Caller
-from serve_app.signals import BROKEN_STREAMS, MOVES, Metric
+from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES, Metric
 
 logger = logging.getLogger("ray.serve")
 
@@ -52,7 +53,7 @@ CALLER = "modelyard.caller"
 class Gateway:
     async def __init__(self) -> None:  # type: ignore[misc]
         self._directory = Directory(lambda: self._relay.settings)
-        self._relay = Relay(self._directory, counters(MOVES, BROKEN_STREAMS))
+        self._relay = Relay(self._directory, counters(MOVES, BROKEN_STREAMS, FALLBACKS))
         if names := ray_env.missing():
             logger.warning(
                 f"Not set when Ray started: {', '.join(names)}. Everything works, more slowly and with less cleaning "
@@ -162,12 +163,13 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
 
     @api.get("/ready", tags=["operations"], summary="Can this gateway route? With `model`: can that model answer?")
     async def ready(request: Request, model: str | None = None) -> Response:
-        catalog = relay.catalog()
+        relay.catalog()  # or 503
         if request.scope[CALLER] is None and model is None:
             return JSONResponse({"status": "ready"})
         caller = _caller(request)
+        catalog = relay.catalog(caller)
         if model is not None:
-            found = catalog.resolve(model, caller)
+            found = relay.resolve(model, caller)
             if found.state not in (State.READY, State.ASLEEP):
                 raise errors.Unavailable(
                     f"The model {model!r} is {found.state}: {found.reason}", retry_after_s=found.card.ready_in_s or 10
@@ -176,27 +178,29 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
         return JSONResponse(
             {
                 "status": "ready",
-                "models": {name: _described(model) for name, model in catalog.seen_by(caller).models.items()},
-                "conflicts": list(catalog.seen_by(caller).conflicts),
+                "models": {name: _described(model) for name, model in catalog.models.items()},
+                "conflicts": list(catalog.conflicts),
             }
         )
 
     @api.get("/v1/models", tags=["models"], summary="Every id that a request may name")
     async def models(request: Request) -> dict[str, Any]:
-        catalog = directory.catalog.seen_by(_caller(request))
+        catalog = relay.catalog(_caller(request))
         data = [_listed(asked, catalog.models[name]) for asked, name in sorted(catalog.ids.items())]
         return {"object": "list", "data": data}
 
     @api.get("/v1/models/{model_id:path}", tags=["models"], summary="One model; ids may hold slashes")
     async def model(request: Request, model_id: str) -> dict[str, Any]:
-        return _listed(model_id, directory.catalog.resolve(model_id, _caller(request)))
+        return _listed(model_id, relay.resolve(model_id, _caller(request)))
 
     @api.post("/generate", tags=["generation"], summary="Text from a prompt, without a protocol")
-    async def generate(request: Request, asked: GenerateRequest) -> GenerateAnswer:
+    async def generate(request: Request, response: Response, asked: GenerateRequest) -> GenerateAnswer:
         body = asked.model_dump(exclude={"model_name"}) | {"model": asked.model_name}
         async with while_client_stays(request.receive):
             client = dict(request.headers.raw)
-            answer = await relay.call(asked.model_name, "/v1/completions", body, _caller(request), client)
+            answer, fallback = await relay.call(asked.model_name, "/v1/completions", body, _caller(request), client)
+        if fallback:
+            response.headers[FALLBACK_HEADER.decode()] = fallback
         return GenerateAnswer(text=answer["choices"][0]["text"])
 
     @api.get("/v1/responses/{response_id}", include_in_schema=False)

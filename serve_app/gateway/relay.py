@@ -9,10 +9,11 @@ import math
 import re
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from serve_app import errors, resume
+from serve_app import errors, names, resume
 from serve_app.admission import Ticket
 from serve_app.asgi import ClientLeft, Receive, Scope, Send, read_body, while_client_stays
 from serve_app.catalog import Catalog, Model, State
@@ -24,7 +25,7 @@ from serve_app.gateway.leases import Lease, LeasePool
 from serve_app.gateway.request import TIMEOUT_HEADER, asked_model, longest_wait_s, parse, ticket_of
 from serve_app.gateway.routes import BY_PATH, Route
 from serve_app.gateway.upstream import ConnectionBroken, LeaseExpired, Leaving
-from serve_app.keys import Caller
+from serve_app.keys import ANYBODY, Caller
 from serve_app.lease import (
     ASKED_MODEL_HEADER,
     GENERATION_HEADER,
@@ -34,7 +35,8 @@ from serve_app.lease import (
     RESUME_HEADER,
     UNKNOWN_LEASE,
 )
-from serve_app.signals import BROKEN_STREAMS, MOVES
+from serve_app.names import Choice, Names
+from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES
 
 logger = logging.getLogger("ray.serve")
 
@@ -42,6 +44,8 @@ logger = logging.getLogger("ray.serve")
 KEEP_ALIVE_HEADER = b"x-modelyard-keep-alive"
 FIRST_SIGN_S = 1.0
 SIGN_S = 5.0
+# A client that wants the model that its name means, or an error.
+NO_FALLBACK_HEADER = b"x-modelyard-no-fallback"
 # What of the client's headers the engine may see. Never authorization or cookies.
 _FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version"))
 # What a replica answers for itself rather than for the request.
@@ -55,14 +59,16 @@ Count = Callable[..., None]
 
 
 class Relay:
-    """``count(metric, *labels)`` is told of every request that another replica goes on with, and of every stream that
-    none can."""
+    """``count(metric, *labels)`` is told of every request that another replica or another model goes on with, and of
+    every stream that no replica can."""
 
     def __init__(self, directory: Directory, count: Count) -> None:
         self._directory = directory
         self._count = count
         self._open: Counter[str] = Counter()  # requests, by key
         self.settings = GatewaySettings()
+        self._names = Names()
+        self._names_of: tuple[object, object] = (None, None)  # what ``_names`` was made from
 
     async def __call__(self, route: Route, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -84,8 +90,7 @@ class Relay:
         body = await read_body(receive, int(self.settings.max_body_mb * 2**20))
         async with while_client_stays(receive):
             asked = await asked_model(route, headers, body)
-            model = self.resolve(asked, route.path, caller)
-            await self._exchange(model, asked, route.path, headers, body, answer)
+            await self._exchange(asked, route, caller, headers, body, answer)
 
     @contextlib.contextmanager
     def _counted(self, caller: Caller) -> Iterator[None]:
@@ -107,15 +112,28 @@ class Relay:
             if not self._open[caller.name]:
                 del self._open[caller.name]
 
-    def catalog(self) -> Catalog:
-        """What exists; ``Unavailable`` until Serve has said so once."""
+    def catalog(self, caller: Caller = ANYBODY) -> Catalog:
+        """What exists, the settings' names included; ``Unavailable`` until Serve has said so once."""
+        return self._known().seen_by(caller)
+
+    def _known(self) -> Names:
+        """What every name means now; raises as ``catalog``."""
         if not self._directory.known:
             raise errors.Unavailable("This gateway has just started and knows no models yet.", retry_after_s=1)
-        return self._directory.catalog
+        models, given = self._directory.catalog, self.settings.names
+        if self._names_of[0] is not models or self._names_of[1] is not given:
+            self._names, self._names_of = names.build(models, given), (models, given)
+        return self._names
 
-    def resolve(self, asked: str, path: str, caller: Caller) -> Model:
-        """The model that ``asked`` means, able to answer ``path``, open to ``caller``."""
-        model = self.catalog().resolve(asked, caller)
+    def resolve(self, asked: str, caller: Caller) -> Model:
+        """The model that ``asked`` means, as far as ``caller`` may know."""
+        return self._known().resolve(asked, caller)
+
+    def _able(self, target: str, asked: str, path: str) -> Model:
+        """The model ``target``, which ``asked`` led to, able to answer ``path``."""
+        model = self._known().models.models.get(target)
+        if model is None:
+            raise errors.Unavailable(f"The model that {asked!r} means does not exist now.", retry_after_s=10)
         facts = model.card.facts
         if facts is not None and path not in facts.paths:
             raise errors.UnsupportedTask(
@@ -127,30 +145,58 @@ class Relay:
 
     async def call(
         self, asked: str, path: str, request: dict[str, Any], caller: Caller, client: Mapping[bytes, bytes]
-    ) -> Any:
-        """One JSON request from inside the gateway; the answer's JSON. ``client``: the headers of whoever wants it."""
+    ) -> tuple[Any, str]:
+        """One JSON request from inside the gateway: the answer's JSON, and the model that gave it in another's place
+        (mostly empty). ``client``: the headers of whoever wants it."""
         sink = _Collected()
         answer = Answer(sink, "openai")
         headers = {b"content-type": b"application/json"}
-        headers |= {TIMEOUT_HEADER: client[TIMEOUT_HEADER]} if TIMEOUT_HEADER in client else {}
+        headers |= {name: client[name] for name in (TIMEOUT_HEADER, NO_FALLBACK_HEADER) if name in client}
         with self._counted(caller):
-            model = self.resolve(asked, path, caller)
-            await self._exchange(model, asked, path, headers, json.dumps(request).encode(), answer)
-        return json.loads(sink.body)
+            await self._exchange(asked, BY_PATH[path], caller, headers, json.dumps(request).encode(), answer)
+        return json.loads(sink.body), answer.fallback
 
     async def _exchange(
-        self, model: Model, asked: str, path: str, headers: dict[bytes, bytes], body: bytes, answer: Answer
+        self, asked: str, route: Route, caller: Caller, headers: dict[bytes, bytes], body: bytes, answer: Answer
     ) -> None:
-        """Send the request to a replica and the reply to ``answer``."""
-        context = model.card.facts.max_model_len if model.card.facts else None
-        request = Request(asked, path, headers, body, ticket_of(path, body, context))
+        """Send the request to a replica of the model that ``asked`` means, and the reply to ``answer``."""
+        meant = self.resolve(asked, caller)
+        choice = self._choose(asked, route, body)
+        if choice.name is not None and route.body == "json":
+            body = names.apply(body, route.path, choice.name)
+        context = meant.card.facts.max_model_len if meant.card.facts else None
+        ticket = replace(ticket_of(route.path, body, context), key=caller.name, priority=caller.rank)
+        request = Request(asked, route.path, headers, body, ticket)
         answer.request_id = request.id
-        try:
-            await self._try_replicas(model, request, answer)
-        except ModelyardError:
-            if answer.started:
-                self._count(BROKEN_STREAMS, model.name)
-            raise
+        await self._try_models(choice.targets if request.may_fall_back else choice.targets[:1], request, answer)
+
+    def _choose(self, asked: str, route: Route, body: bytes) -> Choice:
+        known = self._known()
+        shared = asked in known.held and len(known.held[asked].weights) > 1
+        whose = parse(body).whose if shared and route.body == "json" else None
+        return known.choose(asked, whose or secrets.token_hex(8))
+
+    async def _try_models(self, targets: Sequence[str], request: "Request", answer: Answer) -> None:
+        """One model after another, while they cannot serve and the client has nothing yet. Where none can, it gets
+        the first one's error."""
+        first: ModelyardError | None = None
+        for before, target in zip(("", *targets), targets, strict=False):
+            if first is not None:
+                logger.info("%s cannot serve a request to %s: %s asked instead", before, request.asked, target)
+                self._count(FALLBACKS, before, target)
+                answer.fallback = target
+            try:
+                await self._try_replicas(self._able(target, request.asked, request.path), request, answer)
+                return
+            except ModelyardError as error:
+                if answer.started:
+                    self._count(BROKEN_STREAMS, target)
+                unable = names.cannot_serve(error) or (first is not None and isinstance(error, errors.UnsupportedTask))
+                if answer.committed or not unable:
+                    raise
+                first = first or error
+        answer.fallback = ""
+        raise first or errors.ModelyardError(errors.OUR_FAULT)
 
     async def _try_replicas(self, model: Model, request: "Request", answer: Answer) -> None:
         """One replica after another, while they are lost.
@@ -253,11 +299,13 @@ class Request:
     """What every replica gets that is asked for this answer."""
 
     def __init__(self, asked: str, path: str, headers: dict[bytes, bytes], body: bytes, ticket: Ticket) -> None:
+        self.asked = asked
         self.path = path
         self.body = body
         self.ticket = ticket
         self.longest_wait_s = longest_wait_s(headers)
-        self.keep_alive = headers.get(KEEP_ALIVE_HEADER, b"0") not in (b"0", b"false", b"")
+        self.keep_alive = _says_yes(headers, KEEP_ALIVE_HEADER)
+        self.may_fall_back = not _says_yes(headers, NO_FALLBACK_HEADER)
         # Also the answer's id in vLLM: one that is continued elsewhere keeps it.
         self.id = clean_request_id(headers.get(b"x-request-id", b"")) or secrets.token_hex(16).encode()
         self._lines = [ASKED_MODEL_HEADER + b": " + asked.encode(), b"x-request-id: " + self.id]
@@ -292,6 +340,10 @@ class Request:
         if not answer.generation:
             return "its replica kept no journal"
         return resume.why_not(self.path, json.loads(self.body))
+
+
+def _says_yes(headers: dict[bytes, bytes], name: bytes) -> bool:
+    return headers.get(name, b"0") not in (b"0", b"false", b"")
 
 
 class Move:

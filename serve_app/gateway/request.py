@@ -38,6 +38,17 @@ class Fields(msgspec.Struct):
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
     n: Any = None
+    user: Any = None
+    metadata: Any = None
+    safety_identifier: Any = None
+
+    @property
+    def whose(self) -> str | None:
+        """The user whom the request names: OpenAI's ``user``, Anthropic's ``metadata.user_id``, or OpenAI's
+        ``safety_identifier``."""
+        metadata = self.metadata if isinstance(self.metadata, dict) else {}
+        named = (self.user, metadata.get("user_id"), self.safety_identifier)
+        return next((user for user in named if isinstance(user, str) and user), None)
 
 
 async def asked_model(route: Route, headers: dict[bytes, bytes], body: bytes) -> str:
