@@ -47,6 +47,7 @@ class ModelyardError(Exception):
         if code is not None:
             self.code = code
         self.retry_after_s = retry_after_s
+        self.headers: list[tuple[bytes, bytes]] = []  # further ones of the answer
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions with keyword arguments do not survive pickling (between Ray processes) by themselves.
@@ -168,6 +169,7 @@ def render(error: ModelyardError, protocol: Protocol = "openai") -> tuple[int, l
     """``(status, headers, body)`` of ``error``."""
     content = body(error, protocol)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    headers += error.headers
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
     if isinstance(error, Unauthorized):

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from serve_app import errors
 from serve_app.config import Int, ModelId, Spec
+from serve_app.quota import UNLIMITED, Limits
 
 PREFIX = "my-"
 HASH_PREFIX = "sha256:"
@@ -45,6 +46,12 @@ class Key(Spec):
         ge=1,
         description="Requests that it may have open at once, at each gateway replica; beyond it: 429.",
     )
+    requests_per_minute: Int | None = Field(
+        default=None, ge=1, description="On each model, over all gateway replicas; beyond it: 429."
+    )
+    tokens_per_minute: Int | None = Field(
+        default=None, ge=1, description="The same in tokens, prompts and answers together."
+    )
 
 
 class KeysFile(Spec):
@@ -72,6 +79,7 @@ class Caller:
     models: frozenset[str] | None = None
     priority: Priority = "normal"
     max_concurrent: int | None = None
+    limits: Limits = UNLIMITED
 
     @property
     def rank(self) -> int:
@@ -102,7 +110,9 @@ class KeyRing:
         for key in keys:
             digest = bytes.fromhex(key.hash.removeprefix(HASH_PREFIX))
             models = None if key.models is None else frozenset(key.models)
-            self._by_digest[digest] = (digest, Caller(key.name, models, key.priority, key.max_concurrent))
+            limits = Limits(key.requests_per_minute, key.tokens_per_minute)
+            caller = Caller(key.name, models, key.priority, key.max_concurrent, limits)
+            self._by_digest[digest] = (digest, caller)
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
         """By ``Authorization: Bearer`` or ``x-api-key``, names in lower case; raises ``Unauthorized``."""

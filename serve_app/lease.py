@@ -18,6 +18,8 @@ UNKNOWN_LEASE = b"unknown"
 ALIVE_PATH = "/modelyard/alive"
 # Count this request's tokens, under this number: see ``Counted``.
 COUNT_HEADER = b"x-modelyard-count"
+# What its key's priority is, as vLLM counts: a whole number, lower goes first.
+PRIORITY_HEADER = b"x-modelyard-priority"
 # Continuing a broken stream (see serve_app/model/journal.py). Request: keep a journal for me; so many bytes of the
 # body are the journal so far; of this generation. Response: the stream has a journal, of this generation.
 KEEP_HEADER = b"x-modelyard-keep"

@@ -28,6 +28,12 @@ class Limits:
     requests: float | None = None
     tokens: float | None = None
 
+    def __bool__(self) -> bool:
+        return self.requests is not None or self.tokens is not None
+
+
+UNLIMITED = Limits()
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -100,6 +106,7 @@ class Purse:
     tokens: float = 0.0
     left: Amount = Amount()  # in the ledger, as it said last
     refused_until: float = 0.0
+    ready_at: float = 0.0
     used_at: float = 0.0
 
     def covers(self, limits: Limits, tokens: float) -> bool:
@@ -122,10 +129,7 @@ class Purse:
         self.requests -= requests
         self.tokens -= tokens
 
-    @property
-    def empty(self) -> bool:
-        return not self.requests and not self.tokens
-
 
 def spare(limits: Limits) -> Amount:
-    return Amount(SPARE * (limits.requests or 0.0), SPARE * (limits.tokens or 0.0))
+    # Whole requests: parts of one at every gateway would be nobody's.
+    return Amount(SPARE * (limits.requests or 0.0) // 1, SPARE * (limits.tokens or 0.0))

@@ -5,6 +5,7 @@ Only Serve is played: ``LeaseStream`` stands for its streaming call. What must b
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,12 +21,13 @@ from serve_app.config import FakeScript, RequestLimits
 from serve_app.gateway.app import GatewayApp
 from serve_app.gateway.leases import LeasePool
 from serve_app.gateway.relay import Relay
-from serve_app.lease import CardView, EngineFacts, Grant
+from serve_app.lease import CardView, Counted, EngineFacts, Grant
 from serve_app.model.engine_protocol import Engine
 from serve_app.model.fake_engine import FakeEngine
 from serve_app.model.http_server import HttpServer
 from serve_app.model.journal import Journaled
 from serve_app.model.lease_gate import Lease, LeaseGate
+from serve_app.quota import Amount, Drawn, Ledger, Limits
 from serve_app.replica_watch import ReplicaWatch
 
 HOST = "127.0.0.1"
@@ -118,19 +120,23 @@ class LeaseStream:
     def __aiter__(self) -> "LeaseStream":
         return self
 
-    async def __anext__(self) -> Grant:
+    async def __anext__(self) -> Grant | Counted:
         if self._replica is None:
             self._replica = await self._place()
             self._lease = self._replica.gate.grant()
             self._replica.streams.add(self)
             replica = self._replica
             return Grant(replica.name, HOST, replica.server.port, self._lease.token, replica.generation)
-        ends = [asyncio.ensure_future(e.wait()) for e in (self._cancelled, self.broken)]
+        assert self._lease is not None
+        counted = asyncio.ensure_future(self._lease.counted.get())
+        ends = [counted, *(asyncio.ensure_future(e.wait()) for e in (self._cancelled, self.broken))]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for end in ends:
                 end.cancel()
+        if counted.done() and not counted.cancelled():
+            return counted.result()
         self._give_back()
         raise RuntimeError("replica died") if self.broken.is_set() else asyncio.CancelledError
 
@@ -172,6 +178,7 @@ class FakeModel:
     pool: LeasePool | None = None
     streams: int = 0
     watch: ReplicaWatch = field(default_factory=ReplicaWatch)
+    ledger: Ledger = field(default_factory=Ledger)
     held: list[int] = field(default_factory=list)  # what the gateway told the card, call by call
 
     def entry(self) -> Model:
@@ -195,6 +202,9 @@ class FakeDirectory:
     def __init__(self, models: list[FakeModel]) -> None:
         self.models = {m.name: m for m in models}
         self.known = True
+
+    async def draw(self, name: str, key: str, limits: Limits, need: Amount, more: Amount) -> Drawn:
+        return self.models[name].ledger.draw(key, limits, need, more, time.monotonic())
 
     def running(self, name: str, *replicas: Replica) -> None:
         """As Serve would say it: these replicas of the model may get new requests, the others are leaving."""

@@ -42,6 +42,7 @@ class Answer:
         self.moves = 0
         self.fallback = ""
         self.request_id = b""
+        self.extra: list[tuple[bytes, bytes]] = []  # further headers of whatever the answer will be
         self._events = False  # the head of an SSE stream went out
         self._first = self._last = b""
 
@@ -137,6 +138,7 @@ class Answer:
     def _headers(self, given: Headers) -> list[tuple[bytes, bytes]]:
         headers = [(k, v) for k, v in given if k in _RETURNED]
         headers.append((b"x-request-id", self.request_id))
+        headers += self.extra
         if self.moves:
             headers.append((MOVES_HEADER, str(self.moves).encode()))
         return headers + self._in_whose_place()
@@ -150,7 +152,7 @@ class Answer:
         elif not self.started:
             self.started = True
             status, headers, body = errors.render(error, self._protocol)
-            await respond(self._send, status, headers + self._in_whose_place(), body)
+            await respond(self._send, status, headers + self._in_whose_place() + self.extra, body)
 
 
 def _created(events: bytes, first: bytes) -> tuple[bytes, bytes] | None:

@@ -21,6 +21,7 @@ from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, GatewaySettings
 from serve_app.gateway.held import GATEWAY
 from serve_app.gateway.leases import LeasePool
 from serve_app.lease import CardView
+from serve_app.quota import Amount, Drawn, Limits
 from serve_app.replica_watch import WATCH
 
 logger = logging.getLogger("ray.serve")
@@ -70,6 +71,11 @@ class Directory:
         if pool is None:
             pool = self._pools[model.name] = self._new_pool(model.name)
         return pool
+
+    async def draw(self, name: str, key: str, limits: Limits, need: Amount, more: Amount) -> Drawn:
+        """From the ledger in the card of the model ``name``."""
+        drawn: Drawn = await self._cards[name].draw.remote(key, limits, need, more)
+        return drawn
 
     def report(self) -> dict[str, dict[str, int]]:
         """What each model's pool holds, by model."""

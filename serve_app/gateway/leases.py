@@ -14,7 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app import errors
@@ -22,7 +22,7 @@ from serve_app.admission import FairQueue, Ticket
 from serve_app.config import RequestLimits
 from serve_app.gateway.held import HeldReport
 from serve_app.gateway.upstream import Connection, ConnectionBroken, Silent
-from serve_app.lease import ALIVE_PATH, LEASE_HEADER, Grant
+from serve_app.lease import ALIVE_PATH, LEASE_HEADER, Counted, Grant
 from serve_app.replica_watch import ReplicaWatch
 from serve_app.routing import pick_idle
 
@@ -40,6 +40,8 @@ FALLBACK_RETRY_AFTER_S = 10.0
 PULSE_S = 1.0
 # A replica that broke a connection is passed over for so long where there are others: it is mostly about to end.
 SUSPECT_S = 1.0
+# How long a lease that is let go waits for the count of an aborted request.
+COUNT_S = 2.0
 
 ANYBODY = Ticket()
 
@@ -55,6 +57,8 @@ class Lease:
     idle_since: float = 0.0
     since: float = 0.0  # when its present request began
     on_leaving: Callable[[], None] | None = None
+    # Whom to tell what the replica counts, by the request's number.
+    counting: dict[str, Callable[[Counted], None]] = field(default_factory=dict)
 
 
 class LeasePool:
@@ -332,8 +336,14 @@ class LeasePool:
     async def _watch(self, lease: Lease) -> None:
         """Wait for the replica's side of the lease to end: it died, or it is leaving."""
         with contextlib.suppress(Exception):
-            async for _event in lease.stream:
-                pass
+            async for event in lease.stream:
+                if isinstance(event, Counted):
+                    if (tell := lease.counting.pop(event.number, None)) is not None:
+                        tell(event)
+                    if lease.ended and not lease.counting:
+                        break
+        if lease.ended:
+            lease.stream.cancel()
         lease.ended = True
         with contextlib.suppress(ValueError):
             self._idle.remove(lease)
@@ -343,7 +353,10 @@ class LeasePool:
         lease.connection.close()
         if not lease.ended:
             lease.ended = True
-            lease.stream.cancel()
+            if lease.counting:  # of an aborted request: told in a moment, on this stream
+                asyncio.get_running_loop().call_later(COUNT_S, lease.stream.cancel)
+            else:
+                lease.stream.cancel()
 
     # Replicas that leave
 

@@ -22,15 +22,18 @@ from serve_app.errors import ModelyardError
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.leases import Lease, LeasePool
+from serve_app.gateway.quotas import Charge, Quotas
 from serve_app.gateway.request import TIMEOUT_HEADER, asked_model, longest_wait_s, parse, ticket_of
 from serve_app.gateway.routes import BY_PATH, Route
 from serve_app.gateway.upstream import ConnectionBroken, LeaseExpired, Leaving
 from serve_app.keys import ANYBODY, Caller
 from serve_app.lease import (
     ASKED_MODEL_HEADER,
+    COUNT_HEADER,
     GENERATION_HEADER,
     KEEP_HEADER,
     LEASE_HEADER,
+    PRIORITY_HEADER,
     REFUSED_HEADER,
     RESUME_HEADER,
     UNKNOWN_LEASE,
@@ -66,6 +69,7 @@ class Relay:
         self._directory = directory
         self._count = count
         self._open: Counter[str] = Counter()  # requests, by key
+        self._quotas = Quotas(directory.draw)
         self.settings = GatewaySettings()
         self._names = Names()
         self._names_of: tuple[object, object] = (None, None)  # what ``_names`` was made from
@@ -168,7 +172,16 @@ class Relay:
         ticket = replace(ticket_of(route.path, body, context), key=caller.name, priority=caller.rank)
         request = Request(asked, route.path, headers, body, ticket)
         answer.request_id = request.id
-        await self._try_models(choice.targets if request.may_fall_back else choice.targets[:1], request, answer)
+        targets = choice.targets if request.may_fall_back else choice.targets[:1]
+        if not caller.limits:
+            await self._try_models(targets, request, answer)
+            return
+        request.charge = await self._quotas.enter(caller, meant.name, ticket.tokens)
+        answer.extra = request.charge.headers
+        try:
+            await self._try_models(targets, request, answer)
+        finally:
+            self._quotas.settle(request.charge)
 
     def _choose(self, asked: str, route: Route, body: bytes) -> Choice:
         known = self._known()
@@ -275,8 +288,10 @@ class Relay:
         connection = lease.connection
         try:
             records = b";".join(answer.records)
-            head = await connection.request(request.head(lease, answer, len(records)), records + request.body)
+            number = request.count_on(lease)
+            head = await connection.request(request.head(lease, answer, len(records), number), records + request.body)
             if refused := head.get(REFUSED_HEADER):
+                request.count_no_more(lease, number)
                 kind = LeaseExpired if refused == UNKNOWN_LEASE else ConnectionBroken
                 raise kind(f"the replica refused: {refused.decode()}")
             if head.status in _ASK_ANOTHER:
@@ -303,6 +318,7 @@ class Request:
         self.path = path
         self.body = body
         self.ticket = ticket
+        self.charge: Charge | None = None
         self.longest_wait_s = longest_wait_s(headers)
         self.keep_alive = _says_yes(headers, KEEP_ALIVE_HEADER)
         self.may_fall_back = not _says_yes(headers, NO_FALLBACK_HEADER)
@@ -310,6 +326,8 @@ class Request:
         self.id = clean_request_id(headers.get(b"x-request-id", b"")) or secrets.token_hex(16).encode()
         self._lines = [ASKED_MODEL_HEADER + b": " + asked.encode(), b"x-request-id: " + self.id]
         self._lines += [name + b": " + value for name, value in headers.items() if name in _FORWARDED]
+        if ticket.priority:
+            self._lines.append(PRIORITY_HEADER + f": {ticket.priority}".encode())
         if path in resume.PATHS:
             self._lines.append(KEEP_HEADER + b": 1")
 
@@ -318,8 +336,22 @@ class Request:
         """Whether the answer will be a stream. Reads the body."""
         return BY_PATH[self.path].streams and parse(self.body).stream is True
 
-    def head(self, lease: Lease, answer: Answer, records: int) -> bytes:
-        """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes."""
+    def count_on(self, lease: Lease) -> str:
+        """Under which number the replica is to count the request's tokens; empty: it need not."""
+        if self.charge is None:
+            return ""
+        number = secrets.token_hex(8)
+        self.charge.asked += 1
+        lease.counting[number] = self.charge.count
+        return number
+
+    def count_no_more(self, lease: Lease, number: str) -> None:
+        if self.charge is not None and lease.counting.pop(number, None) is not None:
+            self.charge.asked -= 1
+
+    def head(self, lease: Lease, answer: Answer, records: int, number: str) -> bytes:
+        """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes.
+        ``number``: see ``count_on``."""
         grant = lease.grant
         lines = [
             f"POST {self.path} HTTP/1.1\r\nhost: {grant.host}:{grant.port}".encode("latin-1"),
@@ -327,6 +359,8 @@ class Request:
             LEASE_HEADER + b": " + grant.token.encode(),
             *self._lines,
         ]
+        if number:
+            lines.append(COUNT_HEADER + b": " + number.encode())
         if answer.started:
             lines.append(RESUME_HEADER + f": {records}".encode())
             lines.append(GENERATION_HEADER + b": " + answer.generation)

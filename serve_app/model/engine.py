@@ -24,7 +24,7 @@ from serve_app.lease import EngineFacts
 from serve_app.model.commit_late import ADMISSION, Admission, CommitLate
 from serve_app.model.counting import COUNTING
 from serve_app.model.engine_args import read_numbers
-from serve_app.model.engine_protocol import ASKED_MODEL
+from serve_app.model.engine_protocol import ASKED_MODEL, PRIORITY
 from serve_app.model.journal import JOURNAL, Journal
 from serve_app.model.token_rate import TokenRate
 from serve_app.scaling import EngineStats
@@ -348,6 +348,7 @@ def _keep_journals(llm: Any, is_dead: Callable[[], bool]) -> None:
     ids of prompt and answer as one prompt, and a limit that is smaller by the answer.
     """
     generate = llm.generate
+    by_priority = llm.vllm_config.scheduler_config.policy == "priority"
     add_to_front_end, add_to_core = llm.output_processor.add_request, llm.engine_core.add_request_async
 
     def front_end(request: Any, prompt: Any, parent: Any = None, index: int = 0, *args: Any, **kwargs: Any) -> None:
@@ -372,6 +373,8 @@ def _keep_journals(llm: Any, is_dead: Callable[[], bool]) -> None:
 
     async def journaled(prompt: Any, sampling_params: Any, request_id: str, **kwargs: Any) -> AsyncIterator[Any]:
         journal = JOURNAL.get()
+        if by_priority:
+            kwargs["priority"] = PRIORITY.get()  # the key's: a client may not choose its own
         outputs = generate(prompt, sampling_params, request_id, **kwargs)
         if journal is None:
             async for output in outputs:

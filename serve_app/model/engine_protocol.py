@@ -11,6 +11,9 @@ from serve_app.scaling import EngineStats
 # the model's names it was. The gateway has resolved it already, so the engine accepts whatever stands here.
 ASKED_MODEL: ContextVar[str | None] = ContextVar("asked_model", default=None)
 
+# The priority of the request's key, for engines whose scheduler goes by priorities: lower goes first.
+PRIORITY: ContextVar[int] = ContextVar("priority", default=0)
+
 
 class Engine(Protocol):
     async def start(self) -> EngineFacts:

@@ -14,12 +14,13 @@ from serve_app.lease import (
     ASKED_MODEL_HEADER,
     COUNT_HEADER,
     LEASE_HEADER,
+    PRIORITY_HEADER,
     REFUSED_HEADER,
     UNKNOWN_LEASE,
     Counted,
 )
 from serve_app.model.counting import COUNTING, Counting
-from serve_app.model.engine_protocol import ASKED_MODEL
+from serve_app.model.engine_protocol import ASKED_MODEL, PRIORITY
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +59,7 @@ class LeaseGate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        token = asked = number = b""
+        token = asked = number = priority = b""
         for name, value in scope.get("headers", ()):
             if name == LEASE_HEADER:
                 token = value
@@ -66,6 +67,8 @@ class LeaseGate:
                 asked = value
             elif name == COUNT_HEADER:
                 number = value
+            elif name == PRIORITY_HEADER:
+                priority = value
         lease = self._leases.get(token.decode("latin-1"))
         if lease is not None and scope.get("path") == ALIVE_PATH:
             await respond(send, 204, (), b"")
@@ -78,6 +81,7 @@ class LeaseGate:
         freed = False
         counting = Counting() if number else None
         COUNTING.set(counting)
+        PRIORITY.set(int(priority or 0))
 
         def free() -> None:
             # Once per request: by the time the app returns, the next request may hold the lease.
