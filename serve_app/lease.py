@@ -57,7 +57,8 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class Counted:
     """Later message of a lease: what the request that asked for it under ``number`` cost this replica's engine, in
-    tokens. ``generated``: without those that came from another replica's journal."""
+    tokens. ``generated``: with those that came from another replica's journal, so that of a stream that moved the last
+    count is the whole."""
 
     number: str
     prompt: int

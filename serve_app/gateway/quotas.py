@@ -39,24 +39,24 @@ class Charge:
     caller: Caller
     estimate: float
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    asked: int = 0  # replicas
-    counted: int = 0
-    used: float = 0.0
-    _all: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: str = ""  # under which number the replica counts that was asked last: its count covers those before it
+    used: int | None = None
+    _done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def ask(self, number: str) -> None:
+        self.asked = number
+        self._done.clear()
 
     def count(self, counted: Counted) -> None:
-        self.counted += 1
-        self.used += counted.prompt + counted.generated
-        if self.counted >= self.asked:
-            self._all.set()
+        self.used = max(self.used or 0, counted.prompt + counted.generated)
+        if counted.number == self.asked:
+            self._done.set()
 
     async def complete(self) -> bool:
-        """Whether every replica that was asked has counted."""
-        if self.counted < self.asked:
-            self._all.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._all.wait(), COUNT_S)
-        return self.counted >= self.asked
+        """Whether the tokens were counted."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._done.wait(), COUNT_S)
+        return self.used is not None
 
 
 class Quotas:
@@ -125,7 +125,7 @@ class Quotas:
         purse = self._purses.setdefault((charge.caller.name, charge.model), Purse())
         if not charge.asked:  # it reached no engine
             purse.spend(-1, -charge.estimate)
-        elif await charge.complete():
+        elif await charge.complete() and charge.used is not None:
             purse = self._purses.setdefault((charge.caller.name, charge.model), Purse())
             purse.spend(0, charge.used - charge.estimate)
         purse.used_at = time.monotonic()

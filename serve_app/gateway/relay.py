@@ -341,13 +341,13 @@ class Request:
         if self.charge is None:
             return ""
         number = secrets.token_hex(8)
-        self.charge.asked += 1
+        self.charge.ask(number)
         lease.counting[number] = self.charge.count
         return number
 
     def count_no_more(self, lease: Lease, number: str) -> None:
         if self.charge is not None and lease.counting.pop(number, None) is not None:
-            self.charge.asked -= 1
+            self.charge.ask("")
 
     def head(self, lease: Lease, answer: Answer, records: int, number: str) -> bytes:
         """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes.

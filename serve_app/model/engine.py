@@ -357,7 +357,7 @@ def _keep_journals(llm: Any, is_dead: Callable[[], bool]) -> None:
         state = llm.output_processor.request_states[request.request_id]
         if counting is not None:
             # Of several answers to one prompt (`n`), the first one stands for the prompt.
-            counting.requests.append(lambda: _counted(state, journal, with_prompt=index == 0))
+            counting.requests.append(lambda: _counted(state, with_prompt=index == 0))
         if journal is not None and journal.replaying:
             _replay(state, journal)
             if journal.finished:
@@ -400,12 +400,10 @@ def _keep_journals(llm: Any, is_dead: Callable[[], bool]) -> None:
     llm.generate = journaled
 
 
-def _counted(state: Any, journal: Journal | None, *, with_prompt: bool) -> tuple[int, int]:
-    """Tokens of the prompt and of the answer so far. A stream's prompt and what its journal brought were counted by
-    the replica before."""
+def _counted(state: Any, *, with_prompt: bool) -> tuple[int, int]:
+    """Tokens of the prompt and of the answer so far, what a journal brought included."""
     generated = state.detokenizer.num_output_tokens() if state.detokenizer is not None else 0
-    earlier = len(journal.ids) if journal is not None else 0
-    return state.prompt_len if with_prompt and not earlier else 0, max(0, generated - earlier)
+    return state.prompt_len if with_prompt else 0, generated
 
 
 def _replay(state: Any, journal: Journal) -> None:

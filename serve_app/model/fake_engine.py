@@ -213,8 +213,9 @@ class FakeEngine:
             generated += 1
 
         if (counting := COUNTING.get()) is not None:
-            continued = bool((journal := JOURNAL.get()) and journal.earlier)
-            counting.requests.append(lambda: (0 if continued else _prompt_tokens(request), generated))
+            journal = JOURNAL.get()
+            generated = len(journal.ids) if journal is not None else 0
+            counting.requests.append(lambda: (_prompt_tokens(request), generated))
         model = ASKED_MODEL.get() or self._name
         if path in _JOURNALED:
             chat = path.endswith("chat/completions")

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import yaml
 
-from serve_app.config import ModelArgs
+from serve_app import keys
+from serve_app.config import GatewaySettings, ModelArgs
+from serve_app.gateway.quotas import Charge
 from tests.engine import exact_resume
 from tests.engine.ask import CHAT, COMPLETIONS
 from tests.engine.conftest import ONE_THREAD
@@ -36,6 +39,7 @@ def model_args(**engine: Any) -> ModelArgs:
                 "max_num_seqs": 8,
                 "kv_cache_memory_bytes": 400_000_000,
                 "enforce_eager": True,
+                "scheduling_policy": "priority",
             }
             | engine,
             "resources": {"num_gpus": 0},
@@ -207,3 +211,62 @@ async def test_the_numbers_that_scaling_follows(engine: Any) -> None:
         while stats().running or stats().waiting:
             await asyncio.sleep(0.05)
         assert stats().kv_usage == 0
+
+
+async def limited(y: Yard, folder: Path, **more: Any) -> dict[str, str]:
+    """A key with a large quota, as headers; ``more`` of its entry."""
+    key, entry = keys.make("team")
+    file = folder / "keys.yaml"
+    file.write_text(yaml.safe_dump({"keys": [entry | more]}))
+    y.relay.settings = GatewaySettings(keys_file=str(file))
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_what_a_request_cost_is_counted(engine: Any, tmp_path: Path) -> None:
+    """The replica's count is what vLLM says in its usage: for a whole answer, a stream, two answers to one prompt and
+    a stream that moved; and for an aborted one what was generated until then."""
+    async with yard(two(engine)) as y:
+        headers = await limited(y, tmp_path, tokens_per_minute=1_000_000)
+        charges: list[Charge] = []
+        settle = y.relay._quotas.settle
+        y.relay._quotas.settle = lambda charge: charges.append(charge) or settle(charge)  # type: ignore[func-returns-value]
+        y.client.headers.update(headers)
+        for more in ({}, {"n": 2}):
+            answer = await y.client.post(CHAT, json=STORY | {"max_tokens": 12} | more)
+            assert await charges[-1].complete()
+            assert charges[-1].used == answer.json()["usage"]["total_tokens"]
+        for points in ((), (5,)):
+            events = await stream(y, CHAT, STORY, points)
+            assert await charges[-1].complete()
+            assert charges[-1].used == events[-1]["usage"]["total_tokens"]
+        asking = asyncio.create_task(y.client.post(CHAT, json=STORY | {"max_tokens": 600, "ignore_eos": True}))
+        while not engine.stats().running:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        asking.cancel()
+        await y.quiet()
+        assert await charges[-1].complete()
+        assert charges[-1].used is not None
+        assert 30 < charges[-1].used < 500
+
+
+async def test_a_high_priority_goes_first_inside_the_engine(engine: Any, tmp_path: Path) -> None:
+    """Thirty requests of nobody's priority fill an engine of eight slots; one of a key with a high one, sent last,
+    is answered before most of them, although its client asks for a low one."""
+    async with yard(FakeModel("chat", [Replica("r", engine, 64)])) as y:
+        high = await limited(y, tmp_path, priority="high")
+        other, entry = keys.make("other")
+        document = yaml.safe_load((tmp_path / "keys.yaml").read_text())
+        (tmp_path / "keys.yaml").write_text(yaml.safe_dump({"keys": [*document["keys"], entry]}))
+        done: list[str] = []
+
+        async def ask(who: str, headers: dict[str, str]) -> None:
+            body = STORY | {"max_tokens": 40, "ignore_eos": True, "priority": 9}
+            assert (await y.client.post(CHAT, json=body, headers=headers)).status_code == 200
+            done.append(who)
+
+        asking = [asyncio.create_task(ask("other", {"x-api-key": other})) for _ in range(30)]
+        while engine.stats().waiting < 15:
+            await asyncio.sleep(0.02)
+        await asyncio.gather(*asking, ask("high", high))
+        assert done.index("high") < 20

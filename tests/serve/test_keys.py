@@ -62,3 +62,27 @@ def test_keys_come_go_and_are_found_nowhere(guarded: tuple[Cluster, str, Path]) 
     for secret in (key, wrong):
         assert [str(path) for path in files if secret.encode() in path.read_bytes()] == []
         assert all(secret not in text for text in told)
+
+
+def test_a_quota_is_settled_by_what_the_replica_counted(guarded: tuple[Cluster, str, Path]) -> None:
+    """Over real leases and the real card: an answer costs its tokens, an aborted one those that were generated, and
+    what is left over all gateways is told in the headers of the next answer."""
+    running, key, file = guarded
+    entry = {"name": "team", "hash": keys.hash_of(key), "requests_per_minute": 100, "tokens_per_minute": 100_000}
+    file.write_text(yaml.safe_dump({"keys": [entry]}))
+    headers = {"authorization": f"Bearer {key}"}
+    running.deploy(gateway(keys_file=str(file)))
+    eventually("no key, no answer", lambda: running.client.post(CHAT, json=BODY).status_code == 401, 10)
+
+    def left() -> int:
+        answer = running.client.post(CHAT, json=BODY, headers=headers)
+        assert answer.status_code == 200
+        return int(answer.headers["x-ratelimit-remaining-tokens"])
+
+    left()
+    long = BODY | {"max_tokens": 3000, "stream": True, "fake": {"interval_s": 0.05}}
+    with running.client.stream("POST", CHAT, json=long, headers=headers) as answer:
+        assert 96_000 < int(answer.headers["x-ratelimit-remaining-tokens"]) < 97_100
+        next(answer.iter_lines())
+    # Both estimates have been given back but for a few tokens, in much less than the two minutes that a refill takes.
+    eventually("settled", lambda: left() > 99_000, 10)
