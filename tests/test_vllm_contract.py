@@ -224,6 +224,27 @@ def test_the_numbers_that_scaling_follows_exist(release: Release) -> None:
     assert _defined(step.body, "num_prompt_tokens")
 
 
+def test_tokens_are_counted_and_priorities_passed_where_vllm_has_them(release: Release) -> None:
+    """A request's own state knows its prompt and answer; ``generate`` takes a priority; the scheduler has a policy."""
+    assert "prompt_len" in _assigned(release.find(REQUEST_STATE))
+    detokenizer = release.find(("vllm.v1.engine.detokenizer:IncrementalDetokenizer",))
+    assert isinstance(detokenizer, ast.ClassDef)
+    assert _defined(detokenizer.body, "num_output_tokens")
+    processor = release.find(OUTPUT_PROCESSOR)
+    assert isinstance(processor, ast.ClassDef)
+    add = _defined(processor.body, "add_request")
+    assert isinstance(add, ast.FunctionDef)
+    names = [argument.arg for argument in add.args.args]
+    assert names[:5] == ["self", "request", "prompt", "parent_req", "request_index"]
+    llm = release.find(engine.ASYNC_LLM)
+    assert isinstance(llm, ast.ClassDef)
+    generate = _defined(llm.body, "generate")
+    assert isinstance(generate, ast.AsyncFunctionDef)
+    assert "priority" in {a.arg for a in (*generate.args.args, *generate.args.kwonlyargs)}
+    assert "vllm_config" in _assigned(llm)
+    assert "policy" in _fields(release.find(("vllm.config.scheduler:SchedulerConfig", "vllm.config:SchedulerConfig")))
+
+
 def _fields(found: ast.AST) -> set[str]:
     """Annotated names in a class's body."""
     assert isinstance(found, ast.ClassDef)

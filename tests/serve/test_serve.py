@@ -210,3 +210,50 @@ def test_from_zero_and_back(yard_cluster: Cluster) -> None:
     assert text.endswith("data: [DONE]\n\n"), "scaling to zero cut a live stream"
     yard_cluster.wait_state("sleepy", "asleep")
     yard_cluster.remove("sleepy")
+
+
+def test_names_change_live(yard_cluster: Cluster) -> None:
+    """Each key of a name edited in the gateway's user_config applies and restarts nothing: neither gateways nor
+    models."""
+    yard_cluster.deploy(fake_app("one"), fake_app("two"))
+    before = (yard_cluster.gateway_pids(), yard_cluster.pids("one"), yard_cluster.pids("two"))
+    one, two = ({report["replica"] for report in yard_cluster.reports(name)} for name in ("one", "two"))
+    assert not one & two
+
+    def named(**name: Any) -> None:
+        settings = {"names": {"alias": name}} if name else {}
+        yard_cluster.deploy(
+            {
+                "name": GATEWAY,
+                "import_path": "serve_app.gateway:app",
+                "route_prefix": "/",
+                "deployments": [{"name": "Gateway", "user_config": settings}],
+            }
+        )
+
+    def finished(name: str) -> int:
+        return sum(report["engine"]["finished"] for report in yard_cluster.reports(name))
+
+    def answered_by(model: str) -> bool:
+        seen = finished(model)
+        answer = yard_cluster.client.post(CHAT, json=chat("alias"))
+        return answer.status_code == 200 and answer.json()["model"] == "alias" and finished(model) == seen + 1
+
+    def tokens(**body: Any) -> int:
+        answer = yard_cluster.client.post(CHAT, json=chat("alias") | body)
+        return int(answer.json()["usage"]["completion_tokens"]) if answer.status_code == 200 else -1
+
+    named(to="one")
+    eventually("to", lambda: answered_by("one"), 10)
+    named(to={"two": 1})
+    eventually("another one", lambda: answered_by("two"), 10)
+    named(to="one", defaults={"max_tokens": 5})
+    eventually("defaults", lambda: tokens() == 5, 10)
+    named(to="one", max_tokens=3)
+    eventually("the cap", lambda: tokens(max_tokens=9) == 3, 10)
+    named(to="missing", fallback=["two"])
+    eventually("the fallback", lambda: answered_by("two"), 10)
+    named()
+    eventually("gone", lambda: yard_cluster.client.post(CHAT, json=chat("alias")).status_code == 404, 10)
+    assert (yard_cluster.gateway_pids(), yard_cluster.pids("one"), yard_cluster.pids("two")) == before
+    yard_cluster.remove("one", "two")
