@@ -18,6 +18,8 @@ from serve_app import errors
 from serve_app.config import Int, ModelId, Spec
 from serve_app.quota import UNLIMITED, Limits
 
+# A whole keys file in the gateway's environment, for those who keep such things there.
+KEYS_VARIABLE = "MODELYARD_KEYS"
 PREFIX = "my-"
 HASH_PREFIX = "sha256:"
 # Longer than any key of ours: what is longer is not hashed.

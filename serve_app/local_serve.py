@@ -24,10 +24,12 @@ from rich.table import Table
 
 from serve_app import demo_model, local_cluster
 from serve_app.config import GATEWAY_IMPORT_PATH, MODEL_IMPORT_PATH
+from serve_app.keys import KEYS_VARIABLE
 from serve_app.local_cluster import LocalClusterError, Session
 from serve_app.planning.live import snapshot
 from serve_app.planning.reasons import waiting
 from serve_app.ray_api import Application, RayApi, RayApiError, ServeState
+from serve_app.status import KEY_VARIABLE
 
 STOP_GRACE_S = 20.0
 READY_TIMEOUT_S = 60.0
@@ -89,6 +91,7 @@ def model_names(config: Mapping[str, Any]) -> list[str]:
 def curl_lines(config: Mapping[str, Any], url: str) -> list[str]:
     """For each model one command that can be pasted into a shell."""
     lines = []
+    key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if _asks_for_keys(config) else ""
     for application in config.get("applications") or ():
         if application.get("import_path") != MODEL_IMPORT_PATH:
             continue
@@ -98,8 +101,16 @@ def curl_lines(config: Mapping[str, Any], url: str) -> list[str]:
         else:
             message = {"role": "user", "content": "What is the capital of France?"}
             path, body = "/v1/chat/completions", body | {"messages": [message], "max_tokens": 32, "temperature": 0}
-        lines.append(f"curl {url}{path} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}")
+        lines.append(f"curl {url}{path}{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}")
     return lines
+
+
+def _asks_for_keys(config: Mapping[str, Any]) -> bool:
+    gateways = (a for a in config.get("applications") or () if a.get("import_path") == GATEWAY_IMPORT_PATH)
+    deployments = (d for gateway in gateways for d in gateway.get("deployments") or ())
+    return bool(os.environ.get(KEYS_VARIABLE)) or any(
+        (d.get("user_config") or {}).get("keys_file") for d in deployments
+    )
 
 
 def _args(application: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -288,7 +299,8 @@ class Room:
             self._at = time.monotonic()
             with suppress(RayApiError):  # the next look will tell
                 seen = snapshot(self._api)
-                self._waiting = {name: waiting(want, seen.nodes, seen.free) for name, want in seen.waiting.items()}
+                told = {name: waiting(want, seen.nodes, seen.free) for name, want in seen.waiting.items()}
+                self._waiting = {name: why for name, why in told.items() if why}
         return [
             replace(a, message=self._waiting[a.name]) if a.status == "DEPLOYING" and a.name in self._waiting else a
             for a in applications

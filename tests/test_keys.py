@@ -14,9 +14,9 @@ from serve_app.catalog import State
 from serve_app.cli import app
 from serve_app.config import FakeScript, GatewaySettings
 from serve_app.gateway import key_file
-from serve_app.gateway.key_file import KEYS_VARIABLE, KeyFile
+from serve_app.gateway.key_file import KeyFile
 from serve_app.gateway.routes import RELAYED
-from serve_app.keys import Caller
+from serve_app.keys import KEYS_VARIABLE, Caller
 from tests.inprocess import HOST, Yard, model, yard
 
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}

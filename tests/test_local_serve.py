@@ -60,6 +60,9 @@ def test_curl_lines_survive_a_shell() -> None:
     assert (chat[1], embed[1]) == ("http://h:1/v1/chat/completions", "http://h:1/v1/embeddings")
     assert json.loads(chat[-1])["model"] == "chat"
     assert json.loads(embed[-1]) == {"model": "e", "input": "Hello."}
+    guarded = GATEWAY | {"deployments": [{"name": "Gateway", "user_config": {"keys_file": "/k.yaml"}}]}
+    line = local_serve.curl_lines({"applications": [guarded, model("chat")]}, "http://h:1")[0]
+    assert '-H "Authorization: Bearer $MODELYARD_API_KEY"' in line
 
 
 def test_somebody_elses_applications_are_not_deleted() -> None:

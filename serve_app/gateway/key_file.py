@@ -10,12 +10,10 @@ from pathlib import Path
 import yaml
 
 from serve_app import errors, keys
-from serve_app.keys import ANYBODY, Caller, KeyRing
+from serve_app.keys import ANYBODY, KEYS_VARIABLE, Caller, KeyRing
 
 logger = logging.getLogger("ray.serve")
 
-# The keys themselves (that is, a whole keys file), for those who keep secrets in the environment.
-KEYS_VARIABLE = "MODELYARD_KEYS"
 LOOK_EVERY_S = 1.0
 
 

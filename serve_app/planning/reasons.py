@@ -23,8 +23,11 @@ def crowded(want: Want, free: Sequence[Node]) -> str:
     return _why(want, free, " free")
 
 
-def waiting(want: Want, nodes: Sequence[Node], free: Sequence[Node]) -> str:
-    """Why ``want`` finds no place in a running cluster, and what is free on its nodes. ``nodes``: with their totals."""
+def waiting(want: Want, nodes: Sequence[Node], free: Sequence[Node]) -> str | None:
+    """Why ``want`` finds no place in a running cluster, and what is free on its nodes; None: one replica would fit, so
+    it is about to be placed. ``nodes``: with their totals."""
+    if not pack([replace(want, count=1, standing=())], free).missing:
+        return None
     why = never(want, nodes) or crowded(want, free)
     name = "GPU" if want.gpus else "CPU"
     both = [(left.resources.get(name, 0.0), node) for node, left in zip(nodes, free, strict=True)]

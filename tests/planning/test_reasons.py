@@ -4,7 +4,7 @@ import pytest
 
 from serve_app.planning.nodes import GIB, Need, Node, parse_nodes
 from serve_app.planning.packing import Want, pack
-from serve_app.planning.reasons import crowded, never
+from serve_app.planning.reasons import crowded, never, waiting
 
 NODES = parse_nodes("2x4xL4-24G:16cpu:rack=a,1x8xH200-141G:96cpu:rack=b:1nvme")
 NONE = parse_nodes("2x8cpu:16G")
@@ -87,4 +87,14 @@ def test_parts_of_a_gpu_that_are_free() -> None:
     packing = pack([Want("some", (Need({"GPU": 0.6}),), 1)], nodes)
     assert crowded(want({"GPU": 0.5}), [left.node for left in packing.left]) == (
         "needs 0.5 of a GPU; the cluster has at most 0.4 of one free"
+    )
+
+
+def test_what_is_about_to_be_placed_lacks_nothing() -> None:
+    """While one replica fits into what is free there is nothing to say; once none does there is, with what is free."""
+    nodes = parse_nodes("1x1xL4-24G:4cpu")
+    assert waiting(want({"CPU": 2}), nodes, nodes) is None
+    packing = pack([Want("some", (Need({"CPU": 3}),), 1)], nodes)
+    assert waiting(want({"CPU": 2}), nodes, [left.node for left in packing.left]) == (
+        f"no room for 1 replica: needs 2 CPUs; the cluster has at most 1 free on one node (free: {nodes[0].name} 1 of 4 CPUs)"
     )
