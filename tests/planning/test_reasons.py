@@ -96,5 +96,6 @@ def test_what_is_about_to_be_placed_lacks_nothing() -> None:
     assert waiting(want({"CPU": 2}), nodes, nodes) is None
     packing = pack([Want("some", (Need({"CPU": 3}),), 1)], nodes)
     assert waiting(want({"CPU": 2}), nodes, [left.node for left in packing.left]) == (
-        f"no room for 1 replica: needs 2 CPUs; the cluster has at most 1 free on one node (free: {nodes[0].name} 1 of 4 CPUs)"
+        "no room for 1 replica: needs 2 CPUs; the cluster has at most 1 free on one node "
+        f"(free: {nodes[0].name} 1 of 4 CPUs)"
     )
