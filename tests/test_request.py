@@ -9,6 +9,7 @@ from serve_app.gateway.request import (
     BYTES_PER_TOKEN,
     CHEAP_BYTES,
     MAX_ANSWERS,
+    SESSION_HEADER,
     USUAL_ANSWER_TOKENS,
     prefix_of,
     ticket_of,
