@@ -4,7 +4,6 @@ Serve's own router chooses the replica of a *new* lease (by queue length). Here:
 gateway already holds, or should it ask Serve for another?
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,8 +12,8 @@ from serve_app.prefixes import NOTHING, Memory, Prefix
 # How many more requests than the least busy replica a replica may carry before an idle lease on it is passed over.
 # One is noise; with two the difference is real.
 SLACK = 2
-# What a replica may carry, as a multiple of the mean, before a request goes elsewhere than its prefix; SLACK requests
-# more than the mean are always allowed, so that the bound means something where there are few.
+# A replica above this multiple of the mean load gets no request for its prefix' sake, unless the request would still
+# leave it within SLACK of the mean: where there are few, one more is a multiple.
 OVER_MEAN = 1.25
 # A replica that has seen less of a request than this is no better than any other: all have seen a system prompt, and
 # whoever has seen it first must not get every new conversation.
@@ -58,24 +57,21 @@ def least_loaded(asked: Asked) -> list[str]:
 
 
 def longest_prefix(asked: Asked) -> list[str]:
-    """Who has seen most of the request, as long as it has room (``most_load``); among equals the least loaded."""
+    """Who has seen most of the request, as long as it has room; among equals the least loaded."""
 
     def seen(replica: str) -> float:
         share = asked.held.get(replica, 0.0)
         return share if share >= ENOUGH else 0.0
 
-    most = most_load(asked.loads)
     by_load = least_loaded(asked)
-    with_room = [replica for replica in by_load if asked.loads[replica] < most]
+    with_room = [replica for replica in by_load if has_room(asked.loads[replica], asked.loads)]
     return sorted(with_room, key=seen, reverse=True) + by_load[len(with_room) :]
 
 
-def most_load(loads: Mapping[str, int]) -> int:
-    """What a replica may carry, the new request included. The least loaded one always has room."""
-    if not loads:
-        return 0
-    mean = (sum(loads.values()) + 1) / len(loads)
-    return math.floor(max(OVER_MEAN * mean, mean + SLACK))
+def has_room(load: int, loads: Mapping[str, int]) -> bool:
+    """Whether a replica with ``load`` may get a request for what it has seen. The least loaded one always may."""
+    mean = sum(loads.values()) / len(loads)
+    return load <= OVER_MEAN * mean or load + 1 <= mean + SLACK
 
 
 Strategy = Callable[[Asked], list[str]]
