@@ -13,8 +13,8 @@ The model of a replica:
 * It computes prompts one after the other at ``prefill_s`` tokens per second; tokens in the cache cost nothing.
 * Each answer then takes ``token_s`` per token, however many run. There is no limit to how many.
 
-Load is requests in flight. Each of several gateways counts only its own, and hears from the replicas, ``TOLD_S`` late,
-which prefixes the others sent where. The bound is one cache of all blocks together.
+Load is requests in flight. Each of several gateways counts only its own, and hears ``told_s`` late which prefixes the
+others sent where. The bound is one cache of all blocks together.
 """
 
 import heapq
@@ -40,7 +40,6 @@ from serve_app.routing import OVER_MEAN, STRATEGIES, Ranking
 TRACES = "MODELYARD_TRACES"
 MOONCAKE = "mooncake_conversation.jsonl"
 BLOCK = 512
-TOLD_S = 0.5
 GOAL_SHARE = 0.9
 # The trace as published is what four replicas get; more replicas get it faster, so that each has as much to do.
 REPLICAS_AT_SPEED_1 = 4
@@ -49,6 +48,8 @@ REPLICAS_AT_SPEED_1 = 4
 # turns, each of which has the whole conversation as its prompt. Lengths in tokens are log-normal: median and sigma.
 APPLICATIONS, SYSTEM_BLOCKS = 8, (1, 24)
 TURNS, THINK_S = 5.0, 45.0
+# Conversations begin so long before the trace does, so that from its first second on all ages of them are there.
+AGE_S = 5 * TURNS * THINK_S
 QUESTION, QUESTION_SIGMA = 250.0, 1.2
 ANSWER, ANSWER_SIGMA, ANSWER_MOST = 200.0, 0.8, 2000
 
@@ -74,8 +75,9 @@ class Fleet:
     replicas: int
     gateways: int
     blocks: int
-    prefill_s: float
-    token_s: float
+    prefill_s: float = 25_000.0
+    token_s: float = 0.02
+    told_s: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,8 @@ class Outcome:
     None where one cache, and no replicas, was replayed."""
 
     trace: str
+    fleet: Fleet
     strategy: str
-    replicas: int
-    gateways: int
     hit_rate: float
     share: float
     load_ratio: float | None = None
@@ -125,7 +126,7 @@ def synthetic(rate: float, seconds: float, seed: int) -> list[Request]:
     systems = [[next(ids) for _ in range(random.randint(*SYSTEM_BLOCKS))] for _ in range(APPLICATIONS)]
     weights = [1 / (1 + i) for i in range(APPLICATIONS)]
     requests: list[Request] = []
-    begin = 0.0
+    begin = -AGE_S
     while (begin := begin + random.expovariate(rate / TURNS)) < seconds:
         blocks = list(random.choices(systems, weights)[0])
         at, tokens = begin, len(blocks) * BLOCK
@@ -133,7 +134,8 @@ def synthetic(rate: float, seconds: float, seed: int) -> list[Request]:
             tokens += max(1, round(QUESTION * random.lognormvariate(0, QUESTION_SIGMA)))
             answer = min(ANSWER_MOST, max(1, round(ANSWER * random.lognormvariate(0, ANSWER_SIGMA))))
             blocks += (next(ids) for _ in range(tokens // BLOCK - len(blocks)))
-            requests.append(Request(at, tokens, answer, tuple(blocks)))
+            if at >= 0:
+                requests.append(Request(at, tokens, answer, tuple(blocks)))
             tokens += answer
             at += random.expovariate(1 / THINK_S)
             if random.random() < 1 / TURNS:
@@ -158,7 +160,7 @@ def one_cache(trace: str, requests: Sequence[Request], fleet: Fleet) -> Outcome:
     """The bound: nothing is in two places, and nobody has to choose."""
     cache = Cache(fleet.replicas * fleet.blocks)
     hits = sum(map(cache.use, requests))
-    return Outcome(trace, "one big cache", fleet.replicas, 0, hits / sum(r.prompt for r in requests), 1.0)
+    return Outcome(trace, fleet, "one big cache", hits / sum(r.prompt for r in requests), 1.0)
 
 
 class Replay:
@@ -187,9 +189,8 @@ class Replay:
         rate = hits / sum(r.prompt for r in requests)
         return Outcome(
             trace,
+            self._fleet,
             strategy,
-            self._fleet.replicas,
-            self._fleet.gateways,
             rate,
             rate / bound.hit_rate,
             _over_mean(list(self._busy_s.values())),
@@ -202,7 +203,7 @@ class Replay:
         while self._ends and self._ends[0][0] <= now:
             _, gateway, replica = heapq.heappop(self._ends)
             self._loads[gateway][replica] -= 1
-        while self._news and self._news[0][0] <= now - TOLD_S:
+        while self._news and self._news[0][0] <= now - self._fleet.told_s:
             _, teller, replica, prefix = self._news.popleft()
             for gateway, ranking in enumerate(self._rankings):
                 if gateway != teller:
@@ -250,11 +251,14 @@ def outcomes(traces: dict[str, Trace], fleets: Sequence[Fleet]) -> Iterator[Outc
                     yield Replay(fleet, strategy).run(name, strategy, requests, bound)
 
 
-def table(found: Iterable[Outcome], blocks: int) -> Table:
+def table(found: Sequence[Outcome]) -> Table:
+    fleet = found[0].fleet
     shown = Table(
-        title=f"Routing by prefix: caches of {blocks:,} blocks of {BLOCK} tokens per replica",
-        caption=f"a simulation; goal: at least {GOAL_SHARE:g} of one big cache's hit rate, and max/mean load at most "
-        f"{OVER_MEAN:g}\nmax/mean load: requests in flight, over the whole replay, and p99 of what each request met",
+        title=f"Routing by prefix, a simulation: per replica a cache of {fleet.blocks:,} blocks of {BLOCK} tokens, "
+        f"{fleet.prefill_s:,.0f} prompt tokens/s, {fleet.token_s:g} s per token",
+        caption=f"goal: {GOAL_SHARE:g} of one big cache's hit rate or more, max/mean load {OVER_MEAN:g} or less\n"
+        "max/mean load: requests in flight, over the whole replay; p99: of what each request met\n"
+        f"gateways hear {fleet.told_s:g} s late what the others sent where",
     )
     shown.add_column("trace", no_wrap=True)
     for name in ("replicas", "gateways"):
@@ -264,13 +268,13 @@ def table(found: Iterable[Outcome], blocks: int) -> Table:
         shown.add_column(name, justify="right", no_wrap=True)
     section = None
     for one in found:
-        if section not in (None, (one.trace, one.replicas)):
+        if section not in (None, (one.trace, one.fleet.replicas)):
             shown.add_section()
-        section = (one.trace, one.replicas)
+        section = (one.trace, one.fleet.replicas)
         shown.add_row(
             one.trace,
-            str(one.replicas),
-            str(one.gateways or ""),
+            str(one.fleet.replicas),
+            "" if one.load_ratio is None else str(one.fleet.gateways),
             one.strategy,
             f"{one.hit_rate:.3f}",
             f"{one.share:.2f}",
@@ -287,6 +291,7 @@ def main(
     gateways: Annotated[list[int] | None, typer.Option(min=1, help="May be repeated. Default: 1 and 4.")] = None,
     prefill_s: Annotated[float, typer.Option(min=1, help="Prompt tokens per second of a replica.")] = 25_000.0,
     token_s: Annotated[float, typer.Option(min=0, help="Seconds per token of an answer.")] = 0.02,
+    told_s: Annotated[float, typer.Option(min=0, help="How late gateways hear of each other; inf: never.")] = 0.5,
     rate: Annotated[float, typer.Option(min=0.01, help="Synthetic requests per second and replica.")] = 1.5,
     seconds: Annotated[float, typer.Option(min=1, help="Length of the synthetic trace.")] = 900.0,
     seed: Annotated[int, typer.Option(help="Of the synthetic trace.")] = 1,
@@ -303,7 +308,7 @@ def main(
     else:
         messages.print(f"{TRACES} names no folder with {MOONCAKE}, so that trace is left out")
     fleets = [
-        Fleet(n, g, blocks, prefill_s, token_s)
+        Fleet(n, g, blocks, prefill_s, token_s, told_s)
         for n in sorted(set(replicas or (4, 16)))
         for g in sorted(set(gateways or (1, 4)))
     ]
@@ -314,12 +319,12 @@ def main(
         bar = progress.add_task("replays", total=len(traces) * (len(fleets) * len(STRATEGIES) + sizes))
         for one in outcomes(traces, fleets):
             found.append(one)
-            progress.update(bar, advance=1, description=f"replays ({one.trace}, {one.replicas} replicas)")
+            progress.update(bar, advance=1, description=f"replays ({one.trace}, {one.fleet.replicas} replicas)")
     if as_json:
         for one in found:
-            print(json.dumps(asdict(one) | {"blocks": blocks, "prefill_s": prefill_s, "token_s": token_s}))
+            print(json.dumps(asdict(one) | {"rate": rate, "seconds": seconds, "seed": seed}))
     else:
-        console.print(table(found, blocks))
+        console.print(table(found))
 
 
 if __name__ == "__main__":

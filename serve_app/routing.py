@@ -64,13 +64,13 @@ def longest_prefix(asked: Asked) -> list[str]:
         return share if share >= ENOUGH else 0.0
 
     by_load = least_loaded(asked)
-    with_room = [replica for replica in by_load if has_room(asked.loads[replica], asked.loads)]
+    mean = sum(asked.loads.values()) / max(1, len(by_load))
+    with_room = [replica for replica in by_load if has_room(asked.loads[replica], mean)]
     return sorted(with_room, key=seen, reverse=True) + by_load[len(with_room) :]
 
 
-def has_room(load: int, loads: Mapping[str, int]) -> bool:
+def has_room(load: int, mean: float) -> bool:
     """Whether a replica with ``load`` may get a request for what it has seen. The least loaded one always may."""
-    mean = sum(loads.values()) / len(loads)
     return load <= OVER_MEAN * mean or load + 1 <= mean + SLACK
 
 
