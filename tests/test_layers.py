@@ -16,6 +16,7 @@ PURE = (
     "catalog",
     "names",
     "routing",
+    "prefixes",
     "scaling",
     "planning",
     "admission",

@@ -1,11 +1,20 @@
-"""What the gateway guesses of a request's cost."""
+"""What the gateway guesses of a request's cost, and how the request begins."""
 
 import json
 from typing import Any
 
 import pytest
 
-from serve_app.gateway.request import BYTES_PER_TOKEN, CHEAP_BYTES, MAX_ANSWERS, USUAL_ANSWER_TOKENS, ticket_of
+from serve_app.gateway.request import (
+    BYTES_PER_TOKEN,
+    CHEAP_BYTES,
+    MAX_ANSWERS,
+    SESSION_HEADER,
+    USUAL_ANSWER_TOKENS,
+    prefix_of,
+    ticket_of,
+)
+from serve_app.prefixes import NOTHING, Prefix, of_session
 
 CHAT = "/v1/chat/completions"
 
@@ -46,3 +55,54 @@ def test_no_answer_costs_more_than_the_context(size: int) -> None:
     """An image is many bytes and few tokens; a limit may be far above what fits."""
     body = json.dumps({"model": "m", "prompt": "x" * size, "max_tokens": 10**9}).encode()
     assert ticket_of(CHAT, body, 8192).tokens == 8192
+
+
+def prefix(path: str = CHAT, session: bytes | None = None, indent: int | None = None, **body: Any) -> Prefix:
+    headers = {} if session is None else {SESSION_HEADER: session}
+    return prefix_of(path, headers, json.dumps({"model": "m", **body}, indent=indent).encode())
+
+
+TURNS = [{"role": role, "content": "Hello " * 200} for role in ("system", "user", "assistant", "user")]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(
+    ("path", "field"), [(CHAT, "messages"), ("/v1/messages", "messages"), ("/v1/responses", "input")]
+)
+def test_the_next_turn_begins_as_the_one_before(path: str, field: str, indent: int | None) -> None:
+    """Whatever else the body says, before or behind the messages."""
+    one = prefix(path, indent=indent, **{field: TURNS[:2]}, max_tokens=1, system="Be brief.")
+    two = prefix(path, indent=indent, system="Be brief.", **{field: TURNS}, stream=True)
+    assert len(two.hashes) > len(one.hashes) > 2
+    assert two.hashes[: len(one.hashes)] == one.hashes
+
+
+def test_other_texts_have_other_prefixes() -> None:
+    """From the first difference on: a system prompt of its own, another first message, a prompt of tokens."""
+    found = [
+        prefix(messages=TURNS[:1]),
+        prefix(messages=TURNS[1:2]),
+        prefix(messages=TURNS[:1], system="Be brief."),
+        prefix("/v1/completions", prompt="Hello " * 200),
+        prefix("/v1/completions", prompt=[1, 2, 3] * 200),
+        prefix("/v1/responses", input="Hello", instructions="Be verbose."),
+    ]
+    assert len({p.hashes[0] for p in found}) == len(found)
+    assert len(prefix("/v1/completions", prompt=[1, 2, 3] * 200).hashes) < 10
+
+
+def test_a_session_is_worth_more_than_the_text() -> None:
+    """Its requests belong together even where their texts do not."""
+    assert prefix(session=b"s1", messages=TURNS) == prefix(session=b"s1", messages=[]) == of_session(b"s1")
+
+
+@pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b'{"messages": [{]}', b'{"messages": 7}', b"[" * 100_000])
+def test_a_body_that_makes_no_sense_has_some_prefix_or_none(body: bytes) -> None:
+    """The engine refuses it in its own words; here it only must not fail."""
+    assert len(prefix_of(CHAT, {}, body).hashes) <= 1
+
+
+def test_where_nothing_is_generated_there_is_no_prefix() -> None:
+    """An engine keeps no cache for embeddings and the like, and a file is not JSON."""
+    assert prefix("/v1/embeddings", b"s1", input="Hello") == NOTHING
+    assert prefix_of("/v1/audio/transcriptions", {}, b"no JSON") == NOTHING

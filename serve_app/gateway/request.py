@@ -9,12 +9,15 @@ from python_multipart.exceptions import MultipartParseError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from serve_app import errors
+from serve_app import errors, prefixes
 from serve_app.admission import Ticket
 from serve_app.gateway.routes import BY_PATH, Route
+from serve_app.prefixes import Prefix
 
 # How long a request may wait for a replica, where that is less than the model's own limit.
 TIMEOUT_HEADER = b"x-modelyard-timeout-s"
+# Requests with the same value go to the same replica while it has room, whatever their text.
+SESSION_HEADER = b"x-modelyard-session"
 _NUMBER = re.compile(rb"\d+(\.\d+)?([eE][+-]?\d+)?")
 
 # What a request will probably cost, before anybody has read it: bytes of JSON per token, tokens of an answer whose
@@ -95,6 +98,40 @@ def ticket_of(path: str, body: bytes, context: int | None) -> Ticket:
         prompt = min(prompt, context)
         answer = min(answer, context - prompt)
     return Ticket(tokens=max(1, prompt + answers * answer))
+
+
+class _Text(msgspec.Struct):
+    """What a prompt is made of, in the order in which chat templates put it; unread."""
+
+    system: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+
+def prefix_of(path: str, headers: dict[bytes, bytes], body: bytes) -> Prefix:
+    """How the request begins, as its session or its JSON says; ``NOTHING`` where no engine computes a cache for it."""
+    if not BY_PATH[path].streams:  # nothing is generated
+        return prefixes.NOTHING
+    if session := headers.get(SESSION_HEADER):
+        return prefixes.of_session(session)
+    try:
+        text = msgspec.json.decode(body, type=_Text)
+        return prefixes.of_text(
+            part
+            for field in (text.system, text.instructions, text.messages, text.prompt, text.input)
+            for part in _parts(field)
+        )
+    except (msgspec.DecodeError, RecursionError):  # the engine says what is wrong with it
+        return prefixes.NOTHING
+
+
+def _parts(field: msgspec.Raw) -> list[msgspec.Raw]:
+    """Messages one by one; anything else, a list of token ids too, as a whole."""
+    if bytes(memoryview(field)[:64]).translate(None, b" \t\r\n").startswith(b"[{"):
+        return msgspec.json.decode(field, type=list[msgspec.Raw])
+    return [field]
 
 
 def _is_count(value: Any) -> bool:

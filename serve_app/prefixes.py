@@ -1,0 +1,93 @@
+"""How a request's text begins, and which replicas have probably seen that beginning. Pure.
+
+An engine reuses what it computed for the longest beginning that it has in its cache. So a prefix is a chain of hashes:
+each covers all text up to its end, and equal hashes mean equal text from the first byte on. They are the same in every
+process, so gateways may tell them each other.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+# A prefix has so many blocks at most, of at most so many bytes: doubled after every DOUBLE_AFTER, so the first 1 KiB is
+# seen finely and 255 KiB are seen in all.
+MOST_BLOCKS = 32
+FIRST_BYTES = 256
+DOUBLE_AFTER = 4
+# Blocks that a memory keeps, about 200 bytes each: thousands of conversations.
+MOST_KNOWN = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """``hashes[i]`` covers the first ``ends[i]`` bytes (or tokens: only their ratio counts)."""
+
+    hashes: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.hashes) != len(self.ends):
+            raise ValueError(f"{len(self.hashes)} hashes, but {len(self.ends)} ends")
+
+
+NOTHING = Prefix()
+
+
+def of_text(parts: Iterable[bytes]) -> Prefix:
+    """``parts``: the prompt, or the messages of a chat in order. A block ends with its part, so that a chat's next turn
+    begins with all blocks of the turn before."""
+    digest = blake2b(digest_size=8)
+    hashes: list[int] = []
+    ends: list[int] = []
+    seen = 0
+    for part in parts:
+        left = memoryview(part)
+        while left:
+            if len(hashes) == MOST_BLOCKS:
+                return Prefix(tuple(hashes), tuple(ends))
+            size = FIRST_BYTES << len(hashes) // DOUBLE_AFTER
+            block, left = left[:size], left[size:]
+            seen += len(block)
+            digest.update(block)
+            hashes.append(int.from_bytes(digest.digest()))
+            ends.append(seen)
+    return Prefix(tuple(hashes), tuple(ends))
+
+
+def of_session(name: bytes) -> Prefix:
+    """Requests of one session belong together, whatever their text."""
+    return Prefix((int.from_bytes(blake2b(name, digest_size=8, person=b"session").digest()),), (1,))
+
+
+class Memory:
+    """Which replicas were given which blocks. Bounded: the blocks that were used longest ago are forgotten."""
+
+    def __init__(self, most: int = MOST_KNOWN) -> None:
+        self._most = most
+        self._replicas: OrderedDict[int, tuple[str, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def remember(self, prefix: Prefix, replica: str, running: Collection[str]) -> None:
+        """``replica`` was given ``prefix``, by whichever gateway. Replicas that are not ``running`` are forgotten."""
+        # Deepest first: a block is of no use without those before it, so it must be forgotten before them.
+        for block in reversed(prefix.hashes):
+            known = self._replicas.get(block, ())
+            if replica not in known or any(r not in running for r in known):
+                self._replicas[block] = (*(r for r in known if r in running and r != replica), replica)
+            self._replicas.move_to_end(block)
+        while len(self._replicas) > self._most:
+            self._replicas.popitem(last=False)
+
+    def held(self, prefix: Prefix) -> dict[str, float]:
+        """The share of ``prefix`` that each replica was given before, from its beginning on; more than 0."""
+        held: dict[str, float] = {}
+        for block, end in zip(prefix.hashes, prefix.ends, strict=True):
+            known = self._replicas.get(block)
+            if known is None:
+                break
+            for replica in known:
+                held[replica] = end / prefix.ends[-1]
+        return held
