@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from serve_app import errors, keys, status
 from serve_app.catalog import State
 from serve_app.cli import app
-from serve_app.config import FakeScript, GatewaySettings
+from serve_app.config import FakeScript, GatewaySettings, RequestLimits
 from serve_app.gateway import key_file
 from serve_app.gateway.key_file import KeyFile
 from serve_app.gateway.routes import RELAYED
@@ -255,3 +255,28 @@ def test_looks_at_its_file_once_a_second(tmp_path: Path, monkeypatch: pytest.Mon
     assert source.caller({b"x-api-key": TEAM.encode()}).name == "renamed"
     with pytest.raises(errors.Unauthorized):
         source.caller({})
+
+
+async def test_a_flood_of_one_key_does_not_delay_or_refuse_another(file: Path) -> None:
+    """A model with one place and a full queue of one key's requests: another key's request still gets in, in place of
+    the flood's newest, which is 429, and it is answered next."""
+    busy = model("chat", slots=1, script=FakeScript(token_interval_s=0.02), limits=RequestLimits(max_waiting=10))
+    async with yard(busy) as y:
+        locked(y, file)
+        order: list[str] = []
+
+        async def ask(who: str, key: str) -> int:
+            answer = await y.client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 8}, headers=bearer(key))
+            if answer.status_code == 200:
+                order.append(who)
+            return answer.status_code
+
+        flood = [asyncio.create_task(ask("flood", ALL)) for _ in range(11)]
+        while not busy.pool or busy.pool.waiting < 10:
+            await asyncio.sleep(0.001)
+        answered = len(order)
+        assert await ask("polite", TEAM) == 200
+        assert order.index("polite") <= answered + 2  # the one that was running, and one that was being handed over
+        codes = [await task for task in flood]
+        assert codes.count(429) == 1
+        assert codes.count(200) == 10
