@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+# Of multipart bodies.
+BOUNDARY = b"frontier"
+
 Headers = tuple[tuple[bytes, bytes], ...]
 
 

@@ -61,7 +61,10 @@ def _case(case: schemathesis.Case, key: str | None) -> Case | None:
     headers: Headers = tuple((_bytes(name), _bytes(value)) for name, value in request.headers.items())
     headers = tuple(h for h in headers if h[0].lower() not in (b"content-length", b"transfer-encoding"))
     if key is not None:
-        headers = (*(h for h in headers if h[0].lower() != b"authorization"), (b"authorization", _bytes(f"Bearer {key}")))
+        headers = (
+            *(h for h in headers if h[0].lower() != b"authorization"),
+            (b"authorization", _bytes(f"Bearer {key}")),
+        )
     body = request.body or b""
     if not isinstance(body, str | bytes):
         body = b"".join(map(_bytes, body))

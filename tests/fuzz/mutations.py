@@ -7,12 +7,11 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from serve_app import lease
 from serve_app.gateway.routes import RELAYED
-from tests.fuzz.case import Case, Headers
+from tests.fuzz import odd
+from tests.fuzz.case import BOUNDARY, Case, Headers
 
 JSON: Headers = ((b"content-type", b"application/json"),)
-BOUNDARY = b"frontier"
 MULTIPART: Headers = ((b"content-type", b"multipart/form-data; boundary=" + BOUNDARY),)
 
 _TALK = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "two words"}]
@@ -44,45 +43,6 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/generate": [{"model_name": "chat", "prompt": "hi", "max_tokens": 3, "temperature": 0.0}],
 }
 MODELS = ("chat", "org/chat", "capped", "either", "stand-in", "narrow", "embed", "rank", "whisper", "asleep", "broken")
-
-_WRONG: tuple[Any, ...] = (
-    None, True, -1, 0, 0.5, 2**31, 2**63, 10**40, -(10**400), 1e308, float("nan"), float("inf"), "", " ", "\0", "\ud800",
-    "🙂", "a\r\nb: c", "x" * 5000, "5000", "true", [], {}, [[]], [None], ["\0"], {"": None}, {"role": 1}, [{"content": 7}],
-)  # fmt: skip
-_FIELDS: tuple[str, ...] = (
-    "model", "stream", "store", "background", "previous_response_id", "max_tokens", "max_completion_tokens", "n", "user",
-    "max_output_tokens", "metadata", "safety_identifier", "stream_options", "messages", "prompt", "input", "fake", "",
-    "\0", "\ud800", "__proto__", "x" * 1000,
-)  # fmt: skip
-# What the scripted engine does when it is asked to, that a client may see: its refusals and its broken streams.
-_SCRIPTED = ({"status": 400}, {"status": 404}, {"status": 422}, {"status": 429}, {"first_token_s": 0.05})
-_BYTES = (b"\xff", b"\0", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\\ud800", b"\\", b'"', b"{", b"]", b",", b"\n", b"\xc3", b"9")
-_TYPES = (
-    b"", b"text/plain", b"application/json; charset=utf-16", b"application/json; charset=nope", b"APPLICATION/JSON",
-    b"application/vnd.x+json", b"application/x-www-form-urlencoded", b"multipart/form-data", b"\xff/\xfe", b";", b"a" * 9000,
-    b"multipart/form-data; boundary=", b"multipart/form-data; boundary=\xff", b'multipart/form-data; boundary="',
-    b"multipart/form-data; charset=nope; boundary=" + BOUNDARY, b"multipart/form-data; charset=utf-16; boundary=" + BOUNDARY,
-    b"multipart/form-data; boundary=" + b"b" * 5000, b"application/json, application/json",
-)  # fmt: skip
-_NUMBERS = (b"", b"0", b"-1", b"nan", b"inf", b"1e400", b"1e-320", b"0.02", b"1", b"\xd9\xa3", b"1 ", b"0x1", b"9" * 400)
-_VALUES = (b"", b"1", b"true", b"no", b"\xff\xfe\x80", b"\xe2\x82\xac", b"a\tb", b"a, b", b"x" * 9000, b"%0d%0aa: b", b"-" * 200)
-_HOSTS = (b"", b"[::1", b"[", b"]", b"a b", b"a/v1/messages", b"a?b", b"a#b", b"@", b"\xff", b"h:99999999", b"h:x", b"x" * 9000)
-_LENGTHS = (b"", b"0", b"1", b"-1", b"+4", b"0x10", b"1" * 30, b"4, 4", b"\xff")
-_METHODS = (b"GET", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"HEAD", b"TRACE", b"PROPFIND", b"FOO", b"post", b"M-SEARCH")
-_PATHS = (
-    b"/", b"//", b"*", b"/v1", b"/v1/", b"/v1/models", b"/v1/models/", b"/v1/models/chat", b"/v1/models/org/chat",
-    b"/v1/models/org%2Fchat", b"/v1/models/%00", b"/v1/models/%ff%fe", b"/v1/models/%ed%a0%80", b"/v1/models/" + b"a" * 9000,
-    b"/v1/models/nothing", b"/v1/models/asleep", b"/health", b"/health/", b"/ready", b"/ready?model=chat", b"/ready?model=broken",
-    b"/ready?model=%ff", b"/ready?model=", b"/ready?model=a&model=b", b"/ready?" + b"a=b&" * 2000, b"/docs", b"/redoc",
-    b"/openapi.json", b"/docs/oauth2-redirect", b"/metrics", b"/invocations", b"/v1/load_lora_adapter", b"/v1/responses/resp_1",
-    b"/v1/responses/resp_1/cancel", b"/modelyard/alive", b"/generate/", b"/v1/messages/", b"/v1/messages/batches",
-    b"/v1/messagesque", b"http://other/v1/models", b"http://[/v1/models", b"/%2e%2e/%2e%2e/etc/passwd", b"/../..", b"/a b",
-    b"/\xff", b"/?a#b", b"//v1/chat/completions", b"/v1//chat/completions", b"/v1/chat/completions?model=chat", b"other:443",
-)  # fmt: skip
-_PRIVATE = (
-    lease.LEASE_HEADER, lease.ASKED_MODEL_HEADER, lease.REFUSED_HEADER, lease.KEEP_HEADER, lease.RESUME_HEADER,
-    lease.GENERATION_HEADER, lease.KEPT_HEADER, lease.COUNT_HEADER,
-)  # fmt: skip
 
 
 class Mutations:
@@ -145,19 +105,22 @@ class Mutations:
             case 1:
                 holder[key] = [holder[key]]
             case 2:
-                body[some.choice(_FIELDS)] = some.choice(_WRONG)
+                body[some.choice(odd.FIELDS)] = some.choice(odd.WRONG)
             case 3:
                 body["model"] = some.choice(MODELS)
             case 4:
-                body["fake"] = some.choice((*_SCRIPTED, {"fail": 2}) if body.get("stream") is True else _SCRIPTED)
+                body["fake"] = some.choice((*odd.SCRIPTED, {"fail": 2}) if body.get("stream") is True else odd.SCRIPTED)
             case _:
-                holder[key] = some.choice(_WRONG)
+                holder[key] = some.choice(odd.WRONG)
         return replace(case, body=json.dumps(body).encode())
 
     def _duplicate(self, case: Case) -> Case:
         """A field that is there twice, with another value."""
         some = self._random
-        name, value = json.dumps(some.choice(_FIELDS)).encode(), json.dumps(some.choice((*_WRONG, *MODELS))).encode()
+        name, value = (
+            json.dumps(some.choice(odd.FIELDS)).encode(),
+            json.dumps(some.choice((*odd.WRONG, *MODELS))).encode(),
+        )
         if some.random() < 0.5:
             return replace(case, body=case.body.rstrip()[:-1] + b", " + name + b": " + value + b"}")
         return replace(case, body=b"{" + name + b": " + value + b", " + case.body.lstrip()[1:])
@@ -188,7 +151,7 @@ class Mutations:
             case 5:
                 return replace(case, body=gzip.compress(body), headers=(*case.headers, (b"content-encoding", b"gzip")))
             case _:
-                body = body[:at] + some.choice(_BYTES) + body[at + some.randrange(2) :]
+                body = body[:at] + some.choice(odd.BYTES) + body[at + some.randrange(2) :]
         return replace(case, body=body)
 
     def _form(self, case: Case) -> Case:
@@ -219,20 +182,23 @@ class Mutations:
         some = self._random
         name, value = some.choice(
             (
-                (b"content-type", some.choice(_TYPES)),
-                (b"x-request-id", some.choice(_VALUES)),
-                (b"x-modelyard-timeout-s", some.choice(_NUMBERS)),
-                (b"x-modelyard-keep-alive", some.choice(_VALUES)),
-                (b"x-modelyard-no-fallback", some.choice(_VALUES)),
-                (some.choice(_PRIVATE), some.choice((*_VALUES, *_NUMBERS))),
+                (b"content-type", some.choice(odd.TYPES)),
+                (b"x-request-id", some.choice(odd.VALUES)),
+                (b"x-modelyard-timeout-s", some.choice(odd.NUMBERS)),
+                (b"x-modelyard-keep-alive", some.choice(odd.VALUES)),
+                (b"x-modelyard-no-fallback", some.choice(odd.VALUES)),
+                (some.choice(odd.PRIVATE), some.choice((*odd.VALUES, *odd.NUMBERS))),
                 (b"authorization", self._authorization()),
-                (b"x-api-key", some.choice((*_VALUES, *(key.encode() for key in self._keys)))),
-                (some.choice((b"accept", b"traceparent", b"tracestate", b"anthropic-version")), some.choice(_VALUES)),
-                (some.choice((b"cookie", b"origin", b"accept-encoding", b"x-forwarded-for")), some.choice(_VALUES)),
+                (b"x-api-key", some.choice((*odd.VALUES, *(key.encode() for key in self._keys)))),
+                (
+                    some.choice((b"accept", b"traceparent", b"tracestate", b"anthropic-version")),
+                    some.choice(odd.VALUES),
+                ),
+                (some.choice((b"cookie", b"origin", b"accept-encoding", b"x-forwarded-for")), some.choice(odd.VALUES)),
                 (b"expect", b"100-continue"),
                 (b"connection", some.choice((b"close", b"keep-alive", b"\xff", b"x-request-id"))),
-                (b"host", some.choice(_HOSTS)),
-                (b"content-length", some.choice((*_LENGTHS, str(len(case.body) // 2).encode()))),
+                (b"host", some.choice(odd.HOSTS)),
+                (b"content-length", some.choice((*odd.LENGTHS, str(len(case.body) // 2).encode()))),
                 (b"transfer-encoding", some.choice((b"chunked", b"gzip", b"chunked, chunked", b"\xff"))),
                 (some.choice((b"x y", b"\xff", b"x" * 9000, b"")), b"x"),
                 (b"x", b"1\r\n folded: 2"),
@@ -247,7 +213,16 @@ class Mutations:
     def _authorization(self) -> bytes:
         some = self._random
         key = some.choice((*self._keys, "my-" + "w" * 43)).encode()
-        forms = (b"Bearer " + key, b"bearer   " + key + b" ", b"Basic " + key, key, b"Bearer", b"Bearer ", b"Bearer \xff", b"")
+        forms = (
+            b"Bearer " + key,
+            b"bearer   " + key + b" ",
+            b"Basic " + key,
+            key,
+            b"Bearer",
+            b"Bearer ",
+            b"Bearer \xff",
+            b"",
+        )
         return some.choice((*forms, b"Bearer " + key * 100, b"Bearer " + key + b"," + key, b"Bearer\t" + key))
 
     def _chunked(self, case: Case) -> Case:
@@ -266,14 +241,14 @@ class Mutations:
     # The rest
 
     def _method(self, case: Case) -> Case:
-        return replace(case, method=self._random.choice(_METHODS))
+        return replace(case, method=self._random.choice(odd.METHODS))
 
     def _path(self, case: Case) -> Case:
         some = self._random
         if some.random() < 0.4:
             suffix = some.choice((b"/", b"?a=b", b"%00", b"%", b";x", b"/..", b"#f", b"%20", b"/x" * 3000))
             return replace(case, target=case.target + suffix)
-        target = some.choice((*_PATHS, *(path.encode() for path in BODIES)))
+        target = some.choice((*odd.PATHS, *(path.encode() for path in BODIES)))
         method = case.method if some.random() < 0.3 else b"GET"
         # No body where none is read, mostly.
         return replace(case, target=target, method=method, body=case.body if some.random() < 0.3 else b"")
