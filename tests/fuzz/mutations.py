@@ -62,10 +62,12 @@ class Mutations:
         if some.random() < 0.1:
             return case
         changes: list[Callable[[Case], Case]] = [self._body] * 5 + [self._headers] * 3
-        changes += [self._path, self._method, self._chunked]
+        changes += [self._path, self._method]
         for _ in range(some.choice((1, 1, 1, 2, 3))):
             case = some.choice(changes)(case)
-        if some.random() < 0.15:
+        if case.sends is None and some.random() < 0.1:
+            case = self._chunked(case)
+        if case.sends is None and some.random() < 0.15:
             case = self._leaving(case)
         return replace(case, origin="mutation", valid=False, pieces=some.choice((1, 1, 1, 2, 5)))
 
@@ -261,7 +263,7 @@ class Mutations:
         if body is not None and body.get("stream") is True and some.random() < 0.5:
             # Only leaving ends this one.
             body = body | {"fake": {"hang": 2}}
-            return replace(case, body=json.dumps(body).encode(), sends=None, reads=some.randrange(1, 400))
+            return replace(case, body=json.dumps(body).encode(), reads=some.randrange(1, 400))
         return replace(case, reads=some.randrange(1, 600))
 
 

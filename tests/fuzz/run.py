@@ -95,7 +95,9 @@ def settings(keys_file: Path | None) -> GatewaySettings:
         "either": Name(to={"chat": 3, "narrow": 1}, defaults={"max_tokens": 6}),
         "stand-in": Name(to="asleep", fallback=("broken", "chat")),
     }
-    return GatewaySettings(max_body_mb=1.0, names=names, keys_file=str(keys_file) if keys_file else None)
+    if keys_file is None:
+        return GatewaySettings(max_body_mb=1.0, names=names)
+    return GatewaySettings(max_body_mb=1.0, names=names, keys_file=str(keys_file), cors_origins=("*",))
 
 
 async def run(requests: int, seed: int, folder: Path, progress: bool = False) -> Outcome:
