@@ -15,8 +15,8 @@ from schemathesis import GenerationMode
 from tests.fuzz.case import Case, Headers
 
 
-def cases(document: dict[str, Any], models: Sequence[str], count: int, seed: int, key: str | None) -> list[Case]:
-    """``count`` of them, the same for the same ``seed``; ``models`` are the ids that a body may name."""
+def cases(document: dict[str, Any], models: Sequence[str], count: int, seed: int) -> list[Case]:
+    """Hardly more than ``count``, the same for the same ``seed``; ``models`` are the ids that a body may name."""
     schema = schemathesis.openapi.from_dict(_with_models(document, models))
     operations = [found.ok() for found in schema.get_all_operations()]
     per_operation = -(-count // (2 * len(operations)))
@@ -26,8 +26,7 @@ def cases(document: dict[str, Any], models: Sequence[str], count: int, seed: int
         for operation in operations
         for case in _drawn(operation, mode, per_operation, seed)
     ]
-    sent = [_case(case, key) for case in made]
-    return [case for case in sent if case is not None]
+    return [_case(case) for case in made]
 
 
 def _drawn(operation: Any, mode: GenerationMode, count: int, seed: int) -> list[schemathesis.Case]:
@@ -56,15 +55,10 @@ def _with_models(document: dict[str, Any], models: Sequence[str]) -> dict[str, A
     return document
 
 
-def _case(case: schemathesis.Case, key: str | None) -> Case | None:
+def _case(case: schemathesis.Case) -> Case:
     request = requests.Request(**_known(case.as_transport_kwargs(base_url="http://gateway"))).prepare()
     headers: Headers = tuple((_bytes(name), _bytes(value)) for name, value in request.headers.items())
     headers = tuple(h for h in headers if h[0].lower() not in (b"content-length", b"transfer-encoding"))
-    if key is not None:
-        headers = (
-            *(h for h in headers if h[0].lower() != b"authorization"),
-            (b"authorization", _bytes(f"Bearer {key}")),
-        )
     body = request.body or b""
     if not isinstance(body, str | bytes):
         body = b"".join(map(_bytes, body))

@@ -81,6 +81,9 @@ class Mutations:
             body, headers = json.dumps(self._random.choice(BODIES[path])).encode(), JSON
         return Case("valid", b"POST", path.encode(), headers + self._key(), body, valid=True)
 
+    def with_key(self, case: Case) -> Case:
+        return replace(case, headers=case.headers + self._key())
+
     def _key(self) -> Headers:
         return ((b"authorization", b"Bearer " + self._keys[0].encode()),) if self._keys else ()
 

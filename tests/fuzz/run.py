@@ -25,8 +25,8 @@ from tests.fuzz.mutations import MODELS, Mutations
 from tests.inprocess import FakeModel, Yard, model, yard
 
 CLIENTS = 16
-# No request may take longer. The longest that anything in the yard waits on purpose is a tenth of it.
-BOUND_S = 10.0
+# No request may take longer, however busy the machine is. Nothing in the yard waits longer than a second on purpose.
+BOUND_S = 20.0
 # Of all requests, so many come from the OpenAPI document.
 DOCUMENTED = 0.2
 FULL, TEAM = "my-" + "f" * 43, "my-" + "t" * 43
@@ -107,31 +107,30 @@ async def run(requests: int, seed: int, folder: Path, progress: bool = False) ->
     keys_file = folder / "keys.yaml"
     team = {"name": "team", "hash": keys.hash_of(TEAM), "models": ["chat", "embed"], "max_concurrent": 1}
     keys_file.write_text(yaml.safe_dump({"keys": [team, {"name": "full", "hash": keys.hash_of(FULL)}]}))
+    async with yard() as y:
+        document = (await y.client.get("/openapi.json")).json()
+    made = documented.cases(document, MODELS, int(requests * DOCUMENTED), seed)
     for half, file in enumerate((None, keys_file)):
         before = _open_things()
         share = requests // 2 if half else requests - requests // 2
         with _errors(outcome):
             async with yard(*models()) as y:
                 y.relay.settings = settings(file)
-                await _round(y, share, seed + half, (FULL, TEAM) if file else (), outcome, progress)
+                mutations = Mutations(Random(seed + half), (FULL, TEAM) if file else ())
+                half_made = [mutations.with_key(case) for case in made[half::2]]
+                mutated = itertools.islice(mutations, share - len(half_made))
+                await _round(y, itertools.chain(half_made, mutated), outcome, progress)
             gc.collect()  # a task's exception that nobody fetched is logged when the task goes
         await _settled(before, outcome, "after the gateway's end")
     outcome.seconds = time.monotonic() - began
     return outcome
 
 
-async def _round(
-    y: Yard, requests: int, seed: int, known_keys: tuple[str, ...], outcome: Outcome, progress: bool
-) -> None:
-    document = y.app._api.openapi()  # type: ignore[attr-defined]
-    made = documented.cases(document, MODELS, int(requests * DOCUMENTED), seed, known_keys[0] if known_keys else None)
-    made = made[: int(requests * DOCUMENTED)]
-    random = Random(seed)
-    mutated = itertools.islice(Mutations(random, known_keys), requests - len(made))
-    await _ask_all(y, itertools.islice(Mutations(Random(seed), known_keys), CLIENTS), Outcome())  # what starts once
+async def _round(y: Yard, cases: Iterable[Case], outcome: Outcome, progress: bool) -> None:
+    await _ask_all(y, itertools.islice(Mutations(Random(0)), CLIENTS), Outcome())  # what starts with the first requests
     await y.quiet()
     before = _open_things()
-    await _ask_all(y, itertools.chain(made, mutated), outcome, progress)
+    await _ask_all(y, cases, outcome, progress)
     try:
         await y.quiet()
     except TimeoutError:
