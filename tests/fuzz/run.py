@@ -30,9 +30,6 @@ BOUND_S = 20.0
 # Of all requests, so many come from the OpenAPI document.
 DOCUMENTED = 0.2
 FULL, TEAM = "my-" + "f" * 43, "my-" + "t" * 43
-# Objects of ours that may stay: of pools, and of the contexts of cancelled timers, of which asyncio keeps a hundred or
-# two. A leak of one object per request shows in a long run.
-MAY_STAY = Counter({"objects in memory": 4000})
 _LOGS = ("ray.serve", "uvicorn.error", "asyncio")
 
 
@@ -114,7 +111,7 @@ async def run(requests: int, seed: int, folder: Path, progress: bool = False) ->
         document = (await y.client.get("/openapi.json")).json()
     made = documented.cases(document, MODELS, int(requests * DOCUMENTED), seed)
     for half, file in enumerate((None, keys_file)):
-        before = _open_things() + MAY_STAY
+        before = _open_things()
         share = requests // 2 if half else requests - requests // 2
         with _errors(outcome):
             async with yard(*models()) as y:
@@ -132,7 +129,7 @@ async def run(requests: int, seed: int, folder: Path, progress: bool = False) ->
 async def _round(y: Yard, cases: Iterable[Case], outcome: Outcome, progress: bool) -> None:
     await _ask_all(y, itertools.islice(Mutations(Random(0)), CLIENTS), Outcome())  # what starts with the first requests
     await y.quiet()
-    before = _open_things() + MAY_STAY
+    before = _open_things()
     await _ask_all(y, cases, outcome, progress)
     try:
         await y.quiet()
@@ -160,19 +157,16 @@ async def _ask_all(y: Yard, cases: Iterable[Case], outcome: Outcome, progress: b
 
 
 def _open_things() -> Counter[str]:
-    gc.collect()
-    ours = sum(str(type(thing).__module__).startswith("serve_app") for thing in gc.get_objects())
-    descriptors = len(os.listdir("/proc/self/fd"))
-    return Counter({"tasks": len(asyncio.all_tasks()), "file descriptors": descriptors, "objects in memory": ours})
+    return Counter({"tasks": len(asyncio.all_tasks()), "file descriptors": len(os.listdir("/proc/self/fd"))})
 
 
 async def _settled(before: Counter[str], outcome: Outcome, when: str) -> None:
     """No more is open than ``before``, within a few seconds."""
     until = time.monotonic() + 5
     while (more := _open_things() - before) and time.monotonic() < until:
-        await asyncio.sleep(0.2)
-    for what in before:
-        outcome.left_open[f"{what} {when}"] += more[what]
+        await asyncio.sleep(0.05)
+    for what, count in (more or Counter({"tasks": 0, "file descriptors": 0})).items():
+        outcome.left_open[f"{what} {when}"] += count
 
 
 @contextmanager
