@@ -4,6 +4,7 @@ CONFIG := deployments/local.yaml
 TARGET := cpu
 PYTHON ?= python3
 SEED := 1
+REQUESTS := 20000
 
 # One environment per target, so that switching back and forth installs nothing twice.
 VENV := .venv$(if $(filter-out cpu,$(TARGET)),-$(TARGET))
@@ -16,7 +17,7 @@ CPU_TORCH := $(shell grep --no-messages '^torch==.*+cpu$$' $(LOCK))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: serve stop test check chaos lock clean help
+.PHONY: serve stop test check chaos fuzz lock clean help
 
 serve: $(VENV)/.installed ## Install if needed, deploy CONFIG on a local Ray, follow it; Ctrl-C stops everything
 	@$(BIN)/modelyard serve $(CONFIG)
@@ -31,10 +32,13 @@ check: $(VENV)/.installed-dev ## Lint, types, and the tests that need neither Ra
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@$(BIN)/python -m pytest -m "not serve and not engine and not chaos"
+	@$(BIN)/python -m pytest -m "not serve and not engine and not chaos and not fuzz"
 
 chaos: $(VENV)/.installed-dev ## 1,000 requests from 64 clients while replicas, engines and gateways are killed; minutes
 	@SEED=$(SEED) $(BIN)/python -m pytest -m chaos --capture=no tests/chaos
+
+fuzz: $(VENV)/.installed-dev ## REQUESTS odd requests at a gateway with the fake engine, without Ray; minutes
+	@SEED=$(SEED) REQUESTS=$(REQUESTS) $(BIN)/python -m pytest -m fuzz --capture=no tests/fuzz
 
 lock: ## Write locks/*.txt anew from pyproject.toml
 	locks/refresh.sh $(PYTHON) .modelyard/lock
@@ -45,8 +49,8 @@ clean: ## Remove the environments and caches of this folder (not the models unde
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\n  Variables: CONFIG=%s  TARGET=%s (cpu or gpu)  PYTHON=%s  SEED=%s (of chaos)\n' \
-	  '$(CONFIG)' '$(TARGET)' '$(PYTHON)' '$(SEED)'
+	@printf '\n  Variables: CONFIG=%s  TARGET=%s (cpu or gpu)  PYTHON=%s  SEED=%s (of chaos and fuzz)  REQUESTS=%s (of fuzz)\n' \
+	  '$(CONFIG)' '$(TARGET)' '$(PYTHON)' '$(SEED)' '$(REQUESTS)'
 	@printf '  On GPUs:   make serve CONFIG=deployments/gpu.yaml TARGET=gpu\n'
 
 # Stamps: each environment is installed once per change of its lock, from scratch, so that it holds the lock and no more.

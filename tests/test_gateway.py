@@ -91,10 +91,13 @@ async def test_bad_requests(path: str) -> None:
 
 
 async def test_unknown_paths_and_methods() -> None:
-    """Unknown path: 404. Wrong method: 405 with Allow. Both JSON, never HTML or `detail`."""
+    """Unknown path: 404, also one that a slash too many makes unknown. Wrong method: 405 with Allow. Both JSON, never
+    HTML or `detail`."""
     async with yard(model("chat")) as y:
         for method, path, status in [
             ("GET", "/nope", 404),
+            ("GET", "/health/", 404),
+            ("POST", "/generate/", 404),
             ("POST", "/invocations", 404),
             ("POST", "/v1/load_lora_adapter", 404),
             ("GET", CHAT, 405),

@@ -506,6 +506,16 @@ async def test_generate_knows_names() -> None:
         assert y.counted["modelyard_fallbacks_total", "big", "small"] == 1
 
 
+async def test_a_field_whose_name_is_no_text_is_refused() -> None:
+    """Where a name changes the request every field's name is read: what is no UTF-8 is the client's fault."""
+    async with yard(recorded("chat")) as y:
+        means(y, capped={"to": "chat", "max_tokens": 5})
+        body = json.dumps(chat(model="capped")).encode()[:-1] + b', "\xff": 1}'
+        answer = await y.client.post(CHAT, content=body, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, "The body is not valid JSON.")
+        assert asked(y, "chat") == 0
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_defaults_and_caps_reach_the_engine(stream: bool) -> None:
     """The engine gets the request as the name changed it; a model's own id changes nothing, not even the bytes."""

@@ -155,6 +155,7 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
         version=__version__,
         description="One OpenAI-compatible endpoint in front of many LLMs. `GET /v1/models` lists them.",
         lifespan=lifespan,
+        redirect_slashes=False,  # to wherever the client's Host header says
     )
 
     @api.get("/health", tags=["operations"], summary="This gateway process lives")

@@ -46,6 +46,10 @@ _PATHS = {
 }
 _COMMON = ("/tokenize", "/detokenize")
 _JOURNALED = _PATHS["generate"][:2]
+# What an engine checks of a request, as far as this one reads it.
+_KINDS: dict[str, type] = {"fake": dict, "messages": list, "stream_options": dict}
+_LENGTHS = ("max_tokens", "max_completion_tokens")
+_MOST_TOKENS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +195,13 @@ class FakeEngine:
             request: dict[str, Any] = (
                 json.loads(body) if not scope["path"].startswith("/v1/audio") else {"model": "audio"}
             )
-        except ValueError:
+        except (ValueError, RecursionError):
             await _json(send, 400, b'{"error": {"message": "not JSON"}}')
             return
-        fake: dict[str, Any] = request.get("fake", {})
+        if (wrong := _wrong(request)) is not None:
+            await _json(send, 400, errors.body(errors.InvalidRequest(f"`{wrong}` is not valid", param=wrong)))
+            return
+        fake: dict[str, Any] = request.get("fake") or {}
         if "status" in fake:
             error = errors.Relayed(int(fake["status"]), "the script says so")
             await _json(send, error.status, errors.body(error))
@@ -314,6 +321,18 @@ class FakeEngine:
 
 async def _nowhere(_message: Any) -> None:
     """Where no journal is kept."""
+
+
+def _wrong(request: dict[str, Any]) -> str | None:
+    """The field for which an engine would refuse this request."""
+    given = {name: value for name, value in request.items() if value is not None}
+    for name, kind in _KINDS.items():
+        if name in given and not isinstance(given[name], kind):
+            return name
+    if not all(isinstance(message, dict) for message in given.get("messages", ())):
+        return "messages"
+    lengths = (name for name in _LENGTHS if name in given)
+    return next((name for name in lengths if not (type(given[name]) is int and 0 <= given[name] <= _MOST_TOKENS)), None)
 
 
 def _prompt_tokens(request: dict[str, Any]) -> int:
