@@ -25,8 +25,9 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 date_header=False,
-                # Gateways close their connections themselves.
-                timeout_keep_alive=3600,
+                # Gateways close connections that were idle for a second or two. uvicorn holds one that was reset, with
+                # all that its last request was, until this timer ends.
+                timeout_keep_alive=30,
                 timeout_graceful_shutdown=1,
             )
         )
