@@ -132,6 +132,10 @@ class Resources(Spec):
         description="Only nodes with these labels: value, !value, in(a, b) or !in(a, b), Ray's label selectors.",
     )
 
+    @property
+    def shares_a_gpu(self) -> bool:
+        return 0 < self.num_gpus < 1
+
     @field_validator("custom")
     @classmethod
     def _custom_only(cls, custom: dict[str, float]) -> dict[str, float]:

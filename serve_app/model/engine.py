@@ -4,6 +4,7 @@ Works with vLLM 0.26, 0.32 and 0.33, whose signatures agree here and whose impor
 place a thing has lived. ``tests/test_vllm_contract.py`` holds all of it against the installed release.
 """
 
+import contextlib
 import copy
 import dataclasses
 import importlib
@@ -25,6 +26,7 @@ from serve_app.model.commit_late import ADMISSION, Admission, CommitLate
 from serve_app.model.counting import COUNTING
 from serve_app.model.engine_args import read_numbers
 from serve_app.model.engine_protocol import ASKED_MODEL, PRIORITY
+from serve_app.model.gpu_turn import gpu_turn
 from serve_app.model.journal import JOURNAL, Journal
 from serve_app.model.token_rate import TokenRate
 from serve_app.scaling import EngineStats
@@ -153,7 +155,10 @@ class VllmEngine:
         # The gateway keeps no stored responses, so the replica must not either.
         os.environ.setdefault("VLLM_ENABLE_RESPONSES_API_STORE", "0")
         engine_args = _first(ENGINE_ARGS)(**engine_arguments(self._args, self._name))
-        self._llm = start_engine(engine_args, stat_loggers=[_stat_logger(self._note_step)])
+        shared = self._args.resources.shares_a_gpu
+        turn = gpu_turn(os.environ.get("CUDA_VISIBLE_DEVICES", "")) if shared else contextlib.nullcontext()
+        async with turn:
+            self._llm = start_engine(engine_args, stat_loggers=[_stat_logger(self._note_step)])
         # A set in another order in each process.
         tasks = tuple(sorted(await self._llm.get_supported_tasks()))
         self._app = await self._build_app(engine_args, tasks)
