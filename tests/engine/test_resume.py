@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 import yaml
@@ -48,6 +49,8 @@ def model_args(**engine: Any) -> ModelArgs:
     )
 
 
+# A busy machine may be very slow; these clients wait for it.
+SLOW_S = 300.0
 STORY = {"model": "chat", "messages": [{"role": "user", "content": "Tell me a short story about a fox."}]}
 EMOJI = {"model": "chat", "messages": [{"role": "user", "content": "Repeat exactly: 🦊🐻🐼 日本語 ñandú 🎉"}]}
 
@@ -200,6 +203,7 @@ async def test_the_numbers_that_scaling_follows(engine: Any) -> None:
     stats = engine.stats
     model = FakeModel("chat", [Replica("r", engine, 64)])
     async with yard(model) as y:
+        y.client.timeout = httpx.Timeout(SLOW_S)
         body = STORY | {"max_tokens": 400, "ignore_eos": True}
         asking = [asyncio.create_task(y.client.post(CHAT, json=body)) for _ in range(20)]
         while (stats().running, stats().waiting) != (8, 12) or not stats().tokens_s:
@@ -226,6 +230,7 @@ async def test_what_a_request_cost_is_counted(engine: Any, tmp_path: Path) -> No
     """The replica's count is what vLLM says in its usage: for a whole answer, a stream, two answers to one prompt and
     a stream that moved; and for an aborted one what was generated until then."""
     async with yard(two(engine)) as y:
+        y.client.timeout = httpx.Timeout(SLOW_S)
         headers = await limited(y, tmp_path, tokens_per_minute=1_000_000)
         charges: list[Charge] = []
         settle = y.relay._quotas.settle
@@ -254,6 +259,7 @@ async def test_a_high_priority_goes_first_inside_the_engine(engine: Any, tmp_pat
     """Thirty requests of nobody's priority fill an engine of eight slots; one of a key with a high one, sent last,
     is answered before most of them, although its client asks for a low one."""
     async with yard(FakeModel("chat", [Replica("r", engine, 64)])) as y:
+        y.client.timeout = httpx.Timeout(SLOW_S)
         high = await limited(y, tmp_path, priority="high")
         other, entry = keys.make("other")
         document = yaml.safe_load((tmp_path / "keys.yaml").read_text())
@@ -261,7 +267,7 @@ async def test_a_high_priority_goes_first_inside_the_engine(engine: Any, tmp_pat
         done: list[str] = []
 
         async def ask(who: str, headers: dict[str, str]) -> None:
-            body = STORY | {"max_tokens": 40, "ignore_eos": True, "priority": 9}
+            body = STORY | {"max_tokens": 20, "ignore_eos": True, "priority": 9}
             assert (await y.client.post(CHAT, json=body, headers=headers)).status_code == 200
             done.append(who)
 
