@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from serve_app import keys
 from serve_app.config import FakeScript, GatewaySettings
-from serve_app.gateway import key_file
+from serve_app.gateway import key_file, quotas
 from serve_app.quota import Amount, Ledger, Limits, Purse, spare
 from tests.inprocess import FakeModel, Replica, Yard, model, yard
 
@@ -194,6 +194,25 @@ async def test_purses_go_back(settings: GatewaySettings) -> None:
         ledger = y.models["chat"].ledger
         there = ledger.draw("limited", Limits(5, 300), NOTHING, NOTHING, time.monotonic()).left
         assert there.tokens > 292
+
+
+async def test_a_request_that_outlasts_its_purse_is_settled(
+    settings: GatewaySettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The purse goes back while the answer is still being made; its settlement goes back as well."""
+    monkeypatch.setattr(quotas, "KEEP_S", 0.05)
+    async with yard(model("chat", script=FakeScript(token_interval_s=0.2))) as y:
+        y.relay.settings = settings
+        asking = asyncio.create_task(y.client.post(CHAT, json=ask(4), headers=bearer(KEY)))
+        async with asyncio.timeout(20):
+            while not y.relay._quotas._purses:
+                await asyncio.sleep(0.01)
+            while y.relay._quotas._purses:
+                await asyncio.sleep(0.01)
+            assert (await asking).status_code == 200
+            await settled(y)
+            while y.relay._quotas.open:
+                await asyncio.sleep(0.01)
 
 
 async def test_two_gateways_share_one_limit(settings: GatewaySettings) -> None:

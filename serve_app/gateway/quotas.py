@@ -78,8 +78,7 @@ class Quotas:
     async def enter(self, caller: Caller, model: str, tokens: float) -> Charge:
         """Charge a request of about so many tokens; raises ``TooManyRequests``."""
         limits, at = caller.limits, (caller.name, model)
-        purse = self._purses.setdefault(at, Purse())
-        self._limits[at] = limits
+        purse = self._purse(caller, model)
         # More than a minute's worth is never in a purse: such a request needs the whole bucket.
         need = tokens if limits.tokens is None else min(tokens, limits.tokens)
         if not purse.covers(limits, need):
@@ -121,12 +120,18 @@ class Quotas:
             purse.refused_until, purse.ready_at = now + min(REFUSED_S, drawn.wait_s), now + drawn.wait_s
             raise _exceeded(caller, model, limits, purse, drawn.wait_s)
 
+    def _purse(self, caller: Caller, model: str) -> Purse:
+        at = (caller.name, model)
+        self._limits[at] = caller.limits
+        return self._purses.setdefault(at, Purse())
+
     async def _settle(self, charge: Charge) -> None:
-        purse = self._purses.setdefault((charge.caller.name, charge.model), Purse())
+        counted = bool(charge.asked) and await charge.complete()
+        # Only now: the one of its beginning may have been given back meanwhile.
+        purse = self._purse(charge.caller, charge.model)
         if not charge.asked:  # it reached no engine
             purse.spend(-1, -charge.estimate)
-        elif await charge.complete() and charge.used is not None:
-            purse = self._purses.setdefault((charge.caller.name, charge.model), Purse())
+        elif counted and charge.used is not None:
             purse.spend(0, charge.used - charge.estimate)
         purse.used_at = time.monotonic()
         self._give_back_later()
