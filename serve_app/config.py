@@ -222,7 +222,7 @@ class ModelArgs(Spec):
         if (given := self.engine.get("gpu_memory_utilization")) is not None:
             return float(given)
         share = self.resources.num_gpus
-        return round(share * FILLED_OF_SHARE, 4) if 0 < share < 1 else None
+        return round(share * FILLED_OF_SHARE, 4) if self.resources.shares_a_gpu else None
 
     @property
     def workers(self) -> int:

@@ -120,7 +120,7 @@ class KeyRing:
         """By ``Authorization: Bearer`` or ``x-api-key``, names in lower case; raises ``Unauthorized``."""
         given = _given(headers)
         if given is None:
-            raise errors.Unauthorized("Send your key as the header Authorization: Bearer KEY, or x-api-key: KEY.")
+            raise no_key()
         if len(given) <= MAX_KEY_BYTES:
             digest = hashlib.sha256(given).digest()
             # What the time of a look-up by digest may tell, nobody can steer: a key's digest cannot be chosen.
@@ -128,6 +128,10 @@ class KeyRing:
             if found is not None and hmac.compare_digest(found[0], digest):
                 return found[1]
         raise errors.Unauthorized("This key is not known here.")
+
+
+def no_key() -> errors.Unauthorized:
+    return errors.Unauthorized("Send your key as the header Authorization: Bearer KEY, or x-api-key: KEY.")
 
 
 def _given(headers: Mapping[bytes, bytes]) -> bytes | None:

@@ -24,7 +24,7 @@ from serve_app.gateway.directory import Directory
 from serve_app.gateway.key_file import KeyFile
 from serve_app.gateway.relay import Relay
 from serve_app.gateway.routes import BY_PATH, RELAYED, protocol_of
-from serve_app.keys import ANYBODY, Caller
+from serve_app.keys import ANYBODY, Caller, no_key
 from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES, Metric
 
 logger = logging.getLogger("ray.serve")
@@ -241,7 +241,7 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
 def _caller(request: Request) -> Caller:
     caller: Caller | None = request.scope[CALLER]
     if caller is None:
-        raise errors.Unauthorized("Send your key as the header Authorization: Bearer KEY, or x-api-key: KEY.")
+        raise no_key()
     return caller
 
 
