@@ -46,16 +46,25 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """``ids`` maps every id to the name of its model; ``conflicts`` says which claims were refused."""
+    """``ids`` maps every id to the name of its model; ``conflicts`` says which claims were refused.
+    ``partial``: a model has not told its further ids yet, and will."""
 
     models: Mapping[str, Model] = field(default_factory=dict)
     ids: Mapping[str, str] = field(default_factory=dict)
     conflicts: tuple[str, ...] = ()
+    partial: bool = False
 
     def resolve(self, asked: str) -> Model:
-        """The model that ``asked`` names, letter by letter; raises ``UnknownModel`` naming what exists."""
+        """The model that ``asked`` names, letter by letter. Raises ``UnknownModel`` naming what exists; ``Unavailable``
+        while not all are known."""
         name = self.ids.get(asked)
         if name is None:
+            if self.partial:
+                raise errors.Unavailable(
+                    f"Whether the model {asked[:256]!r} exists is not known yet: not every model has told its names.",
+                    param="model",
+                    retry_after_s=1,
+                )
             known = ", ".join(sorted(self.ids)) or "none yet"
             raise errors.UnknownModel(f"The model {asked[:256]!r} does not exist. Models here: {known}.", param="model")
         return self.models[name]
@@ -68,7 +77,7 @@ def model_of(app: AppSnapshot, card: CardView) -> Model:
         return Model(app.name, State.READY, _trouble(app, card), running, card)
     if app.failed:
         return Model(app.name, State.FAILED, card.error or app.message or "the deployment failed", 0, card)
-    if not app.wanted:
+    if not app.wanted and card.created:
         return Model(app.name, State.ASLEEP, "scaled to zero; a request wakes it", 0, card)
     reasons = (f"last start failed: {card.error}" if card.error else "", _progress(card), app.message)
     return Model(app.name, State.STARTING, "; ".join(filter(None, reasons)) or "starting", 0, card)
@@ -102,4 +111,5 @@ def build(models: Iterable[Model], before: Catalog) -> Catalog:
     for asked, name in claims:
         if ids.setdefault(asked, name) != name:
             conflicts.append(f"{name} claims the id {asked!r}, which {ids[asked]} keeps")
-    return Catalog(by_name, ids, tuple(conflicts))
+    partial = any(not m.card.created and m.state is not State.FAILED for m in by_name.values())
+    return Catalog(by_name, ids, tuple(conflicts), partial)

@@ -89,6 +89,7 @@ class CardView:
     of those. ``waking_for_s``: how long it has been waking now; None where it is not. ``held``: requests that wait at
     gateways. ``facts`` survive the last replica, so that a sleeping model is still described. ``error``: why the newest
     start failed, one line; None where it succeeded or is not over. ``alive``: replicas that were heard of lately.
+    ``created``: when the card was made, Unix time in seconds; 0: it has not been heard yet.
     """
 
     also_known_as: tuple[str, ...] = ()

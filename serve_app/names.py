@@ -58,7 +58,7 @@ class Names:
             return self.catalog
         ids = {asked: to for asked, to in self.catalog.ids.items() if caller.may(asked, self._model_of(asked))}
         own = {to for asked, to in ids.items() if asked not in self.held}
-        return Catalog({to: self.catalog.models[to] for to in sorted(own)}, ids)
+        return Catalog({to: self.catalog.models[to] for to in sorted(own)}, ids, partial=self.catalog.partial)
 
     def _model_of(self, asked: str) -> str | None:
         """A key for a model is good for the model's further ids, and not for names that may lead there."""

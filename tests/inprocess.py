@@ -184,7 +184,7 @@ class FakeModel:
     def entry(self) -> Model:
         running = [r for r in self.replicas if r.alive]
         facts = self.replicas[0].facts if self.replicas else None
-        card = CardView(self.also_known_as, self.limits, facts, start_s=7.0)
+        card = CardView(self.also_known_as, self.limits, facts, start_s=7.0, created=1)
         state = self.state or (State.READY if running else State.STARTING)
         return Model(self.name, state, "", len(running), card)
 

@@ -8,7 +8,7 @@ from serve_app.lease import CardView
 
 
 def entry(name: str, *aliases: str) -> Model:
-    return Model(name, State.READY, "", 1, CardView(also_known_as=aliases))
+    return Model(name, State.READY, "", 1, CardView(also_known_as=aliases, created=1))
 
 
 @pytest.mark.parametrize("asked", ["Chat", "chat ", "cha", "org/chat/", "", "org"])
@@ -56,13 +56,25 @@ def test_an_id_is_free_again_when_its_holder_is_gone() -> None:
         (AppSnapshot("m", running=None, wanted=True, failed=True), CardView(alive=1), State.READY),
         (AppSnapshot("m", running=None, wanted=True, failed=True), CardView(), State.FAILED),
         (AppSnapshot("m", running=0, wanted=True, failed=False), CardView(), State.STARTING),
-        (AppSnapshot("m", running=0, wanted=False, failed=False), CardView(), State.ASLEEP),
+        (AppSnapshot("m", running=0, wanted=False, failed=False), CardView(created=1), State.ASLEEP),
+        (AppSnapshot("m", running=0, wanted=False, failed=False), CardView(), State.STARTING),
         (AppSnapshot("m", running=0, wanted=True, failed=True), CardView(error="no such file"), State.FAILED),
     ],
 )
 def test_states(app: AppSnapshot, card: CardView, state: State) -> None:
     """What Serve says becomes one of four states; a failed update with old replicas alive is still ready."""
     assert catalog.model_of(app, card).state is state
+
+
+@pytest.mark.parametrize(("state", "partial"), [(State.STARTING, True), (State.READY, True), (State.FAILED, False)])
+def test_no_name_is_unknown_before_all_are_told(state: State, partial: bool) -> None:
+    """While a model's card has not been heard, a name that nobody has may be its further id: try again, rather than
+    404. One that failed for good has no card to wait for."""
+    built = catalog.build([entry("chat"), Model("new", state)], Catalog())
+    assert built.resolve("chat").name == "chat"
+    with pytest.raises(errors.Unavailable if partial else errors.UnknownModel) as refused:
+        built.resolve("org/new")
+    assert refused.value.retry_after_s == (1 if partial else None)
 
 
 def test_a_failure_says_why() -> None:

@@ -33,7 +33,9 @@ USERS = [f"user-{i}" for i in range(4000)]
 def exists(*models: str, **aliases: str) -> Catalog:
     """A catalog of ``models``; ``aliases``: further id → model."""
     entries = [
-        Model(m, State.READY, "", 1, CardView(also_known_as=tuple(a for a, of in aliases.items() if of == m)))
+        Model(
+            m, State.READY, "", 1, CardView(also_known_as=tuple(a for a, of in aliases.items() if of == m), created=1)
+        )
         for m in models
     ]
     return catalog.build(entries, Catalog())
