@@ -207,14 +207,14 @@ class Replay:
             _, teller, replica, prefix = self._news.popleft()
             for gateway, ranking in enumerate(self._rankings):
                 if gateway != teller:
-                    ranking.given(replica, prefix, self._loads[gateway])
+                    ranking.given(replica, prefix.hashes, self._loads[gateway])
 
     def _serve(self, request: Request) -> tuple[int, float]:
         """Tokens found in the cache, and the time to the first token."""
         gateway = self._random.randrange(self._fleet.gateways)
         ranking, loads, prefix = self._rankings[gateway], self._loads[gateway], request.prefix
         replica = ranking.rank(loads, prefix)[0]
-        ranking.given(replica, prefix, loads)
+        ranking.given(replica, prefix.hashes, loads)
         if self._fleet.gateways > 1:
             self._news.append((request.at, gateway, replica, prefix))
         loads[replica] += 1

@@ -80,7 +80,7 @@ class StartReport:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CardView:
     """What gateways know of one model beyond Serve's own status.
 
@@ -94,6 +94,7 @@ class CardView:
 
     also_known_as: tuple[str, ...] = ()
     limits: RequestLimits = field(default_factory=lambda: RequestLimits())
+    routing: str = "prefix"
     facts: EngineFacts | None = None
     start_s: float | None = None
     wake_s: float | None = None

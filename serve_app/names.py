@@ -121,20 +121,20 @@ def cannot_serve(error: errors.ModelyardError) -> bool:
     return isinstance(error, errors.Unavailable | errors.UnknownModel)
 
 
-def apply(body: bytes, path: str, name: Name) -> bytes:
-    """``body`` (a JSON object) with ``name``'s defaults and cap; the same bytes where nothing changes.
+def apply(body: bytes, path: str, name: Name) -> bytes | None:
+    """``body`` (a JSON object) with ``name``'s defaults and cap; None where nothing changes.
 
     What the request says stays as it was written, to the letter. Null counts as not given. Raises ``InvalidRequest``
     where a bound that is capped is no number, and where a field's name is no UTF-8.
     """
     if not name.defaults and name.max_tokens is None:
-        return body
+        return None
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:  # names of fields that the gateway does not look at were not read before
         raise errors.InvalidRequest("The body is not valid JSON.") from None
     changes = _changes(fields, path, name)
-    return msgspec.json.encode(fields | changes) if changes else body
+    return msgspec.json.encode(fields | changes) if changes else None
 
 
 def _changes(fields: Mapping[str, msgspec.Raw], path: str, name: Name) -> dict[str, Any]:

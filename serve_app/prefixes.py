@@ -5,10 +5,11 @@ each covers all text up to its end, and equal hashes mean equal text from the fi
 process, so gateways may tell them each other.
 """
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 
 # A prefix has so many blocks at most, of at most so many bytes: doubled after every DOUBLE_AFTER, so the first 1 KiB is
 # seen finely and 255 KiB are seen in all.
@@ -17,6 +18,13 @@ FIRST_BYTES = 256
 DOUBLE_AFTER = 4
 # Blocks that a memory keeps, about 200 bytes each: thousands of conversations.
 MOST_KNOWN = 65_536
+# Requests of which gateways tell each other, 300 bytes each at most; what is older is passed on to nobody.
+MOST_PASSED_ON = 4096
+# A gateway that was not heard of for so long is not there.
+SILENT_GATEWAY_S = 5.0
+
+# A replica, and the hashes of what it was given.
+News = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +78,10 @@ class Memory:
     def __len__(self) -> int:
         return len(self._replicas)
 
-    def remember(self, prefix: Prefix, replica: str, running: Collection[str]) -> None:
-        """``replica`` was given ``prefix``, by whichever gateway. Replicas that are not ``running`` are forgotten."""
+    def remember(self, hashes: Sequence[int], replica: str, running: Collection[str]) -> None:
+        """``replica`` was given a prefix, by whichever gateway. Replicas that are not ``running`` are forgotten."""
         # Deepest first: a block is of no use without those before it, so it must be forgotten before them.
-        for block in reversed(prefix.hashes):
+        for block in reversed(hashes):
             known = self._replicas.get(block, ())
             if replica not in known or any(r not in running for r in known):
                 self._replicas[block] = (*(r for r in known if r in running and r != replica), replica)
@@ -91,3 +99,34 @@ class Memory:
             for replica in known:
                 held[replica] = end / prefix.ends[-1]
         return held
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """``news``: what other gateways told. ``upto``: to be said the next time. ``alone``: there is no other gateway."""
+
+    news: tuple[News, ...]
+    upto: int
+    alone: bool
+
+
+class Exchange:
+    """Passes on between gateways what each gave to which replica."""
+
+    def __init__(self, most: int = MOST_PASSED_ON) -> None:
+        self._log: deque[tuple[str, News]] = deque(maxlen=most)
+        self._count = 0  # of all that were ever told
+        self._heard: dict[str, float] = {}
+
+    def swap(self, gateway: str, news: Iterable[News], upto: int, now: float) -> Passed:
+        """``gateway`` tells its news and gets what others told since ``upto``: what it was last told, at first 0.
+        ``now``: seconds, monotonic."""
+        self._heard = {g: at for g, at in self._heard.items() if at > now - SILENT_GATEWAY_S} | {gateway: now}
+        told = [(gateway, one) for one in news]
+        self._log.extend(told)
+        self._count += len(told)
+        # An ``upto`` that is ahead is of an exchange that is gone: this one has told it nothing yet.
+        fresh = self._count - (upto if upto <= self._count else 0)
+        since = islice(self._log, max(0, len(self._log) - fresh), None)
+        others = tuple(one for teller, one in since if teller != gateway)
+        return Passed(others, self._count, len(self._heard) == 1)

@@ -9,7 +9,6 @@ a handle to the model is used. So no state of a process may be a global here: ``
 import random
 
 from ray.serve.request_router import (
-    FIFOMixin,
     LocalityMixin,
     PendingRequest,
     ReplicaID,
@@ -20,13 +19,15 @@ from ray.serve.request_router import (
 from serve_app import replica_watch
 
 
-class ModelRouter(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc]
-    """For handles to ``Model``."""
+class ModelRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]
+    """For handles to ``Model``. Not Serve's ``FIFOMixin``: it gives what was chosen for one call to whichever call is
+    the oldest, and who is next is decided in the gateways' own queues."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Two at random; Serve takes the one with fewer leases, or asks again a little later where both are full.
+        """The one that the caller would like, while it has room; else two at random, of which Serve takes the one with
+        fewer leases, or asks again a little later where both are full.
 
         None while every replica is shunned: Serve waits (half a second at most) and asks again until the marks end.
         """
@@ -37,7 +38,10 @@ class ModelRouter(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc
             for replica in candidate_replicas
             if replica.replica_id in near and not watch.is_shunned(self.app_name, replica.replica_id.unique_id)
         ]
-        return [random.sample(open_to, min(2, len(open_to)))]
+        two = random.sample(open_to, min(2, len(open_to)))
+        wanted = pending_request.args[0] if pending_request is not None and pending_request.args else ""
+        first = [replica for replica in open_to if replica.replica_id.unique_id == wanted]
+        return [first, two] if first else [two]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Serve's controller says who may get requests: a replica that is told to stop is missing from then on."""

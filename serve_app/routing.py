@@ -4,7 +4,7 @@ Serve's own router chooses the replica of a *new* lease (by queue length). Here:
 gateway already holds, or should it ask Serve for another?
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serve_app.prefixes import NOTHING, Memory, Prefix
@@ -18,6 +18,9 @@ OVER_MEAN = 1.25
 # A replica that has seen less of a request than this is no better than any other: all have seen a system prompt, and
 # whoever has seen it first must not get every new conversation.
 ENOUGH = 0.25
+# A longer request that nobody has seen is probably one of a conversation, which will stay where it begins: it goes to
+# the best replica even if that costs a lease of its own, else all would begin where the last request has just ended.
+SHORT_BLOCKS = 4
 
 
 def pick_idle(idle: Sequence[str], in_use: Mapping[str, int], replicas: int) -> int | None:
@@ -89,6 +92,7 @@ class Ranking:
     def __init__(self, strategy: str) -> None:
         if strategy not in STRATEGIES:
             raise ValueError(f"unknown strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
+        self.name = strategy
         self._strategy = STRATEGIES[strategy]
         self._memory = Memory()
         self._turn = -1
@@ -98,6 +102,16 @@ class Ranking:
         self._turn += 1
         return self._strategy(Asked(loads, self._memory.held(prefix), self._turn))
 
-    def given(self, replica: str, prefix: Prefix, loads: Mapping[str, int]) -> None:
-        """``replica`` got a request with ``prefix``, from this gateway or, as told, from another one."""
-        self._memory.remember(prefix, replica, loads)
+    def preferred(self, loads: Mapping[str, int], prefix: Prefix) -> str | None:
+        """The replica that is worth a way of its own for this request; None: whoever is least busy will do."""
+        if self.name == "least_loaded" or len(loads) < 2:
+            return None
+        if self.name == "prefix":
+            known = max(self._memory.held(prefix).values(), default=0.0) >= ENOUGH
+            if not known and len(prefix.hashes) <= SHORT_BLOCKS:
+                return None
+        return self.rank(loads, prefix)[0]
+
+    def given(self, replica: str, hashes: Sequence[int], running: Collection[str]) -> None:
+        """``replica`` got a request with this prefix, from this gateway or, as told, from another one."""
+        self._memory.remember(hashes, replica, running)

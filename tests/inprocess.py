@@ -18,6 +18,7 @@ from serve_app import catalog
 from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send
 from serve_app.catalog import Catalog, Model, State
 from serve_app.config import FakeScript, RequestLimits
+from serve_app.gateway.affinity import Affinity
 from serve_app.gateway.app import GatewayApp
 from serve_app.gateway.leases import LeasePool
 from serve_app.gateway.relay import Relay
@@ -27,6 +28,7 @@ from serve_app.model.fake_engine import FakeEngine
 from serve_app.model.http_server import HttpServer
 from serve_app.model.journal import Journaled
 from serve_app.model.lease_gate import Lease, LeaseGate
+from serve_app.prefixes import Exchange, News, Passed
 from serve_app.quota import Amount, Drawn, Ledger, Limits
 from serve_app.replica_watch import ReplicaWatch
 
@@ -110,8 +112,9 @@ class Replica:
 class LeaseStream:
     """What ``handle.options(stream=True).lease.remote()`` returns, as far as the pool uses it."""
 
-    def __init__(self, model: "FakeModel") -> None:
+    def __init__(self, model: "FakeModel", preferred: str) -> None:
         self._model = model
+        self._preferred = preferred
         self._replica: Replica | None = None
         self._lease: Lease | None = None
         self._cancelled = asyncio.Event()
@@ -154,7 +157,7 @@ class LeaseStream:
                 and not watch.is_shunned(name, r.name)
             ]
             if free:
-                return min(free, key=lambda r: len(r.streams))
+                return min(free, key=lambda r: (r.name != self._preferred, len(r.streams)))
             await asyncio.sleep(0.005)
         raise asyncio.CancelledError
 
@@ -178,22 +181,27 @@ class FakeModel:
     pool: LeasePool | None = None
     streams: int = 0
     watch: ReplicaWatch = field(default_factory=ReplicaWatch)
+    routing: str = "prefix"
     ledger: Ledger = field(default_factory=Ledger)
+    exchange: Exchange = field(default_factory=Exchange)
     held: list[int] = field(default_factory=list)  # what the gateway told the card, call by call
 
     def entry(self) -> Model:
         running = [r for r in self.replicas if r.alive]
         facts = self.replicas[0].facts if self.replicas else None
-        card = CardView(self.also_known_as, self.limits, facts, start_s=7.0, created=1)
+        card = CardView(also_known_as=self.also_known_as, limits=self.limits, facts=facts, start_s=7.0, created=1)
         state = self.state or (State.READY if running else State.STARTING)
         return Model(self.name, state, "", len(running), card)
+
+    async def pass_on(self, news: tuple[News, ...], upto: int) -> Passed:
+        return self.exchange.swap("one", news, upto, time.monotonic())
 
     async def tell_held(self, requests: int) -> None:
         self.held.append(requests)
 
-    def open(self) -> LeaseStream:
+    def open(self, preferred: str) -> LeaseStream:
         self.streams += 1
-        return LeaseStream(self)
+        return LeaseStream(self, preferred)
 
 
 class FakeDirectory:
@@ -221,6 +229,7 @@ class FakeDirectory:
                 fake.name,
                 fake.open,
                 limits=lambda: fake.limits,
+                affinity=Affinity(lambda: fake.routing, fake.pass_on),
                 replicas=lambda: sum(r.alive for r in fake.replicas),
                 ready_in_s=lambda: 7.0,
                 tell_held=fake.tell_held,

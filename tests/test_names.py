@@ -19,7 +19,7 @@ from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send, read_body
 from serve_app.catalog import Catalog, Model, State
 from serve_app.check import check_config
 from serve_app.config import FakeScript, GatewaySettings, Name, RequestLimits
-from serve_app.gateway.request import parse
+from serve_app.gateway.fields import parse
 from serve_app.lease import CardView
 from serve_app.model.fake_engine import FakeEngine
 from tests.inprocess import FakeModel, Replica, Yard, model, yard
@@ -212,7 +212,7 @@ RAW = b'{"model": "smart", "big": 12345678901234567890123, "f": 1.10, "s": "\\u0
 )
 def test_what_needs_no_change_keeps_its_bytes(means: dict[str, Any]) -> None:
     """Not one space moves where the request says everything itself, within the cap."""
-    assert names.apply(RAW, CHAT, name(to="chat", **means)) is RAW
+    assert names.apply(RAW, CHAT, name(to="chat", **means)) is None
 
 
 def test_a_change_leaves_the_rest_as_it_was_written() -> None:
@@ -229,7 +229,8 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size
 @given(st.dictionaries(st.text(max_size=5), JSON), st.dictionaries(st.text(max_size=5), JSON))
 def test_defaults_fill_what_is_missing(body: dict[str, Any], defaults: dict[str, Any]) -> None:
     """Every field of the request stays, every other default is there, and nothing else."""
-    changed = json.loads(names.apply(json.dumps(body).encode(), "/v1/embeddings", name(to="m", defaults=defaults)))
+    raw = json.dumps(body).encode()
+    changed = json.loads(names.apply(raw, "/v1/embeddings", name(to="m", defaults=defaults)) or raw)
     assert changed == defaults | {key: v for key, v in body.items() if v is not None or key not in defaults}
 
 
@@ -270,7 +271,9 @@ def test_defaults_fill_what_is_missing(body: dict[str, Any], defaults: dict[str,
 )
 def test_lengths(path: str, means: dict[str, Any], body: dict[str, Any], expected: dict[str, Any]) -> None:
     """The cap and the default length, on every route that generates, as that route calls them."""
-    assert json.loads(names.apply(json.dumps(body).encode(), path, name(to="m", **means))) == expected
+    assert (
+        json.loads(names.apply(json.dumps(body).encode(), path, name(to="m", **means)) or json.dumps(body)) == expected
+    )
 
 
 @pytest.mark.parametrize("value", ["5000", True, [1], {"a": 1}])

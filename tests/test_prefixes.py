@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.prefixes import MOST_BLOCKS, NOTHING, Memory, Prefix, of_session, of_text
+from serve_app.prefixes import (
+    MOST_BLOCKS,
+    NOTHING,
+    SILENT_GATEWAY_S,
+    Exchange,
+    Memory,
+    Prefix,
+    of_session,
+    of_text,
+)
 
 texts = st.lists(st.binary(max_size=5000), max_size=6)
 sizes = st.integers(0, 200_000)
@@ -68,8 +77,8 @@ def test_hashes_and_ends_belong_together() -> None:
 def test_a_replica_holds_what_it_was_given() -> None:
     """Up to where it parts from what is asked now, as a share of that."""
     memory = Memory()
-    memory.remember(Prefix((1, 2, 3), (10, 20, 40)), "a", "ab")
-    memory.remember(Prefix((1, 5), (10, 20)), "b", "ab")
+    memory.remember((1, 2, 3), "a", "ab")
+    memory.remember((1, 5), "b", "ab")
     assert memory.held(Prefix((1, 2, 3, 4), (10, 20, 40, 80))) == {"a": 0.5, "b": 0.125}
     assert memory.held(Prefix((2, 3), (10, 20))) == {"a": 1.0}
     assert memory.held(Prefix((9, 1), (10, 20))) == {}
@@ -79,8 +88,8 @@ def test_a_replica_holds_what_it_was_given() -> None:
 def test_a_replica_that_left_is_forgotten_where_it_matters() -> None:
     """With the next request that has a block of its."""
     memory = Memory()
-    memory.remember(Prefix((1, 2), (10, 20)), "a", "ab")
-    memory.remember(Prefix((1,), (10,)), "b", "b")
+    memory.remember((1, 2), "a", "ab")
+    memory.remember((1,), "b", "b")
     assert memory.held(Prefix((1,), (10,))) == {"b": 1.0}
 
 
@@ -89,7 +98,7 @@ def test_the_memory_stays_bounded(given: list[tuple[list[int], str]], most: int)
     """In blocks, and in replicas per block: those that run."""
     memory = Memory(most)
     for hashes, replica in given:
-        memory.remember(Prefix(tuple(hashes), tuple(range(1, len(hashes) + 1))), replica, "abc")
+        memory.remember(hashes, replica, "abc")
         assert len(memory) <= most
         assert set(memory.held(Prefix(tuple(hashes), tuple(range(1, len(hashes) + 1))))) <= set("abc")
 
@@ -97,9 +106,51 @@ def test_the_memory_stays_bounded(given: list[tuple[list[int], str]], most: int)
 def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
     """And of one text the end before its beginning, without which it is of no use."""
     memory = Memory(most=4)
-    memory.remember(Prefix((1, 2), (10, 20)), "a", "a")
-    memory.remember(Prefix((3, 4), (10, 20)), "a", "a")
-    memory.remember(Prefix((1,), (10,)), "a", "a")
-    memory.remember(Prefix((5,), (10,)), "a", "a")
+    memory.remember((1, 2), "a", "a")
+    memory.remember((3, 4), "a", "a")
+    memory.remember((1,), "a", "a")
+    memory.remember((5,), "a", "a")
     assert memory.held(Prefix((1, 2), (10, 20))) == {"a": 0.5}
     assert memory.held(Prefix((3, 4), (10, 20))) == {"a": 1.0}
+
+
+# --- What gateways tell each other
+
+
+def news(*blocks: int) -> list[tuple[str, tuple[int, ...]]]:
+    return [("r", (block,)) for block in blocks]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=40))
+def test_everybody_hears_everything_of_the_others_once(calls: list[tuple[str, int]]) -> None:
+    """In order, however the calls interleave, and never its own."""
+    exchange, upto = Exchange(), dict.fromkeys("abc", 0)
+    told: list[tuple[str, int]] = []
+    heard: dict[str, list[int]] = {name: [] for name in "abc"}
+    for name, count in [*calls, *((name, 0) for name in "abc")]:
+        blocks = range(len(told), len(told) + count)
+        passed = exchange.swap(name, news(*blocks), upto[name], 0.0)
+        told += [(name, block) for block in blocks]
+        upto[name] = passed.upto
+        heard[name] += [hashes[0] for _, hashes in passed.news]
+    for name in "abc":
+        assert heard[name] == [block for teller, block in told if teller != name]
+
+
+def test_what_is_passed_on_is_bounded() -> None:
+    """Who comes late hears the newest; who was told by another exchange hears all that this one has."""
+    exchange = Exchange(most=3)
+    exchange.swap("a", news(*range(10)), 0, 0.0)
+    assert exchange.swap("b", [], 0, 0.0).news == tuple(news(7, 8, 9))
+    assert exchange.swap("c", [], 9, 0.0).news == tuple(news(9))
+    assert exchange.swap("d", [], 10, 0.0).news == ()
+    assert exchange.swap("e", [], 99, 0.0).news == tuple(news(7, 8, 9))
+
+
+def test_a_gateway_is_alone_when_the_others_are_silent() -> None:
+    """Then it need not tell anybody."""
+    exchange = Exchange()
+    assert exchange.swap("a", [], 0, 0.0).alone
+    assert not exchange.swap("b", [], 0, 1.0).alone
+    assert not exchange.swap("a", [], 0, 2.0).alone
+    assert exchange.swap("a", [], 0, 2.0 + SILENT_GATEWAY_S).alone

@@ -54,9 +54,9 @@ async def router(watch: ReplicaWatch) -> AsyncIterator[Any]:
         task.cancel()
 
 
-def pending(number: int = 0) -> PendingRequest:
+def pending(number: int = 0, preferred: str = "") -> PendingRequest:
     names = {"request_id": str(number), "internal_request_id": str(number), "multiplexed_model_id": ""}
-    return PendingRequest(args=[], kwargs={}, metadata=SimpleNamespace(**names))
+    return PendingRequest(args=[preferred], kwargs={}, metadata=SimpleNamespace(**names))
 
 
 async def chosen(router: Any, times: int) -> Counter[str]:
@@ -118,3 +118,19 @@ async def test_all_shunned_waits_until_the_marks_end(router: Any, watch: Replica
     await chosen(router, 1)
     assert time.monotonic() >= until
     assert asked < 20
+
+
+async def test_who_asks_for_a_replica_gets_it_while_it_has_room(router: Any, watch: ReplicaWatch) -> None:
+    """Also where others carry less, and each the one it asked for though many ask at once; else whoever has room."""
+    replicas = [PlayedReplica("a", 5), PlayedReplica("b", 0), PlayedReplica("c", 3)]
+    router.update_replicas(replicas)
+    wanted = [name for _ in range(20) for name in ("a", "b", "c")]
+    async with asyncio.timeout(20):
+        calls = (router._choose_replica_for_request(pending(i, name)) for i, name in enumerate(wanted))
+        got = await asyncio.gather(*calls)
+    assert [replica.replica_id.unique_id for replica in got] == wanted
+    watch.shun("chat", "b", until=time.monotonic() + 60)
+    replicas[0].leases = 10
+    for gone in ("a", "b", "no such replica"):
+        picked = await router._choose_replica_for_request(pending(99, gone))
+        assert picked.replica_id.unique_id == "c"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.prefixes import Prefix
+from serve_app.prefixes import NOTHING, Prefix
 from serve_app.routing import STRATEGIES, Asked, Ranking, longest_prefix, pick_idle, round_robin
 
 
@@ -63,7 +63,7 @@ def test_every_strategy_ranks_every_replica_once(strategy: str, requests: list[t
     for loads, prefix in requests:
         order = ranking.rank(loads, prefix)
         assert sorted(order) == sorted(loads)
-        ranking.given(order[-1], prefix, loads)
+        ranking.given(order[-1], prefix.hashes, loads)
 
 
 @given(replicas, st.data())
@@ -83,7 +83,7 @@ def test_load_stays_under_the_bound(requests: list[tuple[Prefix, int]], members:
     loads = {f"r{i}": 0 for i in range(members)}
     for prefix, leaving in requests:
         best = ranking.rank(loads, prefix)[0]
-        ranking.given(best, prefix, loads)
+        ranking.given(best, prefix.hashes, loads)
         assert not full(loads[best], loads)
         loads[best] += 1
         if loads[done := f"r{leaving % members}"]:
@@ -98,8 +98,8 @@ def test_the_same_prefix_goes_to_the_same_replica_while_it_has_room(
     ranking = Ranking("prefix")
     home = data.draw(st.sampled_from(sorted(loads)))
     for replica in loads:
-        ranking.given(replica, Prefix((100,), (1,)), loads)
-    ranking.given(home, prefix, loads)
+        ranking.given(replica, (100,), loads)
+    ranking.given(home, prefix.hashes, loads)
     assert (ranking.rank(loads, prefix)[0] == home) == (not full(loads[home], loads))
 
 
@@ -111,7 +111,7 @@ def test_a_replica_that_leaves_moves_only_its_own_prefixes(
     ranking = Ranking("prefix")
     loads = dict.fromkeys((*loads, *homes.values()), 1)
     for block, home in homes.items():
-        ranking.given(home, Prefix((block,), (1,)), loads)
+        ranking.given(home, (block,), loads)
     gone = data.draw(st.sampled_from(sorted(loads)))
     left = {replica: n for replica, n in loads.items() if replica != gone}
     for block, home in homes.items():
@@ -131,10 +131,10 @@ def test_a_full_home_gives_its_overflow_to_the_next_that_has_seen_most() -> None
     """Then the requests' prefix has two homes, and the less loaded one is preferred."""
     ranking = Ranking("prefix")
     loads, prefix = {"a": 3, "b": 0, "c": 0}, Prefix((1,), (1,))
-    ranking.given("a", prefix, loads)
+    ranking.given("a", prefix.hashes, loads)
     second = ranking.rank(loads, prefix)[0]
     assert second != "a"
-    ranking.given(second, prefix, loads)
+    ranking.given(second, prefix.hashes, loads)
     assert ranking.rank({"a": 1, "b": 1, "c": 0} | {second: 0}, prefix)[0] == second
     assert ranking.rank({"a": 0, "b": 1, "c": 1}, prefix)[0] == "a"
 
@@ -151,3 +151,20 @@ def test_an_unknown_strategy_says_which_there_are() -> None:
     """When it is made, not with the first request."""
     with pytest.raises(ValueError, match=r"'prefixes'; there are least_loaded, round_robin, prefix"):
         Ranking("prefixes")
+
+
+def test_what_is_worth_a_lease_of_its_own() -> None:
+    """A replica that has seen enough of it; a long text that nobody has seen, in turn among equals; not a short one,
+    and nothing where replicas are all the same to the strategy."""
+    loads = {"a": 1, "b": 1}
+    short, long = Prefix((1,), (1,)), Prefix(tuple(range(10, 20)), tuple(range(1, 11)))
+    ranking = Ranking("prefix")
+    assert ranking.preferred(loads, short) is None
+    assert {ranking.preferred(loads, long) for _ in range(2)} == {"a", "b"}
+    assert ranking.preferred({"a": 0}, long) is None
+    ranking.given("b", short.hashes, loads)
+    assert [ranking.preferred(loads, short) for _ in range(2)] == ["b", "b"]
+    assert ranking.preferred({"a": 0, "b": 9}, short) == "a"
+    assert Ranking("least_loaded").preferred(loads, long) is None
+    turns = Ranking("round_robin")
+    assert [turns.preferred(loads, NOTHING) for _ in range(4)] == ["a", "b", "a", "b"]

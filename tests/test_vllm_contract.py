@@ -217,7 +217,8 @@ def test_a_request_is_continued_where_vllm_passes_it_on(release: Release) -> Non
 def test_the_numbers_that_scaling_follows_exist(release: Release) -> None:
     """What the scheduler and each step tell to a stat logger."""
     scheduler = release.find(("vllm.v1.metrics.stats:SchedulerStats",))
-    assert {"num_waiting_reqs", "num_skipped_waiting_reqs", "kv_cache_usage"} <= _fields(scheduler)
+    wanted = {"num_waiting_reqs", "num_skipped_waiting_reqs", "kv_cache_usage", "prefix_cache_stats"}
+    assert wanted <= _fields(scheduler)
     step = release.find(("vllm.v1.metrics.stats:IterationStats",))
     assert isinstance(step, ast.ClassDef)
     assert "num_generation_tokens" in _assigned(step)

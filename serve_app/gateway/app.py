@@ -199,7 +199,7 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
         body = asked.model_dump(exclude={"model_name"}) | {"model": asked.model_name}
         async with while_client_stays(request.receive):
             client = dict(request.headers.raw)
-            answer, fallback = await relay.call(asked.model_name, "/v1/completions", body, _caller(request), client)
+            answer, fallback = await relay.call("/v1/completions", body, _caller(request), client)
         if fallback:
             response.headers[FALLBACK_HEADER.decode()] = fallback
         return GenerateAnswer(text=answer["choices"][0]["text"])
@@ -280,6 +280,7 @@ def _described(model: Model) -> dict[str, Any]:
         "state": model.state,
         "reason": model.reason,
         "replicas": model.replicas,
+        "routing": model.card.routing,
         "also_known_as": list(model.card.also_known_as),
         "tasks": list(model.card.facts.tasks) if model.card.facts else [],
         "usual_start_s": model.card.start_s,

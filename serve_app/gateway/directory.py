@@ -18,9 +18,11 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 from serve_app import catalog, errors
 from serve_app.catalog import AppSnapshot, Catalog, Model, State
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, GatewaySettings
+from serve_app.gateway.affinity import Affinity
 from serve_app.gateway.held import GATEWAY
 from serve_app.gateway.leases import LeasePool
 from serve_app.lease import CardView
+from serve_app.prefixes import News, Passed
 from serve_app.quota import Amount, Drawn, Limits
 from serve_app.replica_watch import WATCH
 
@@ -90,9 +92,14 @@ class Directory:
         async def tell_held(requests: int) -> None:
             await card.held.remote(GATEWAY, requests, now().state is State.ASLEEP)
 
+        async def pass_on(news: tuple[News, ...], upto: int) -> Passed:
+            passed: Passed = await card.pass_on.remote(GATEWAY, news, upto)
+            return passed
+
         return LeasePool(
             name,
-            lambda: handle.lease.remote(),
+            lambda preferred: handle.lease.remote(preferred),
+            affinity=Affinity(lambda: now().card.routing, pass_on),
             limits=lambda: now().card.limits,
             replicas=lambda: now().replicas,
             ready_in_s=lambda: now().card.ready_in_s,

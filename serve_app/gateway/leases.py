@@ -4,7 +4,8 @@ A lease is one open streaming call to the model through its Serve handle (what S
 connection to the replica that it chose (where the bytes go). A freed lease is kept for a moment and given to the next
 request, so under load no Serve call is on a request's path; an idle one is let go, so Serve's counts stay true.
 
-Who waits is served in the order of ``admission``. One owner (the gateway's event loop) and no locks.
+Who waits is served in the order of ``admission``. While nobody waits, a request that would rather go to one replica
+(``affinity``) gets an idle lease there, or a new one. One owner (the gateway's event loop) and no locks.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import contextlib
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +21,11 @@ from typing import Any
 from serve_app import errors
 from serve_app.admission import FairQueue, Ticket
 from serve_app.config import RequestLimits
+from serve_app.gateway.affinity import Affinity
 from serve_app.gateway.held import HeldReport
 from serve_app.gateway.upstream import Connection, ConnectionBroken, Silent
 from serve_app.lease import ALIVE_PATH, LEASE_HEADER, Counted, Grant
+from serve_app.prefixes import NOTHING, Prefix
 from serve_app.replica_watch import ReplicaWatch
 from serve_app.routing import pick_idle
 
@@ -35,6 +38,8 @@ MAX_OPENING = 32
 OPEN_RETRY_S = 0.2
 # A call that Serve gave to a replica that froze in that moment would wait for ever: after so long it is made anew.
 OPEN_TIMEOUT_S = 5.0
+# Where all replicas are full Serve lets a call wait: for a replica of its own choice a request waits so long at most.
+PREFERRED_S = 0.25
 FALLBACK_RETRY_AFTER_S = 10.0
 # How often a replica at work is asked for a sign of life.
 PULSE_S = 1.0
@@ -62,14 +67,15 @@ class Lease:
 
 
 class LeasePool:
-    """``model`` leases. ``lease_stream()`` starts a new lease call; ``replicas()`` says how many replicas run;
-    ``ready_in_s()`` when one probably will; ``tell_held(requests)`` tells the model's card how many wait here."""
+    """``lease_stream(preferred)`` starts a new lease call, on that replica if it has room; ``replicas()`` says how many
+    run; ``ready_in_s()`` when one probably will; ``tell_held(requests)`` tells the model's card how many wait here."""
 
     def __init__(
         self,
         name: str,
-        lease_stream: Callable[[], Any],
+        lease_stream: Callable[[str], Any],
         *,
+        affinity: Affinity,
         limits: Callable[[], RequestLimits],
         replicas: Callable[[], int],
         ready_in_s: Callable[[], float | None],
@@ -79,6 +85,7 @@ class LeasePool:
     ) -> None:
         self._name = name
         self._lease_stream = lease_stream
+        self._affinity = affinity
         self._limits = limits
         self._replicas = replicas
         self._ready_in_s = ready_in_s
@@ -88,7 +95,8 @@ class LeasePool:
         self._busy: dict[str, set[Lease]] = {}  # by replica
         self._waiters: FairQueue[asyncio.Future[Lease]] = FairQueue()
         self._held = HeldReport(lambda: len(self._waiters), tell_held)
-        self._openers: set[asyncio.Task[None]] = set()
+        self._openers: set[asyncio.Task[None]] = set()  # for whoever is next
+        self._preferring: dict[asyncio.Task[Lease | None], str] = {}  # each for one request, by the replica it prefers
         self._reaper: asyncio.TimerHandle | None = None
         self._watchers: set[asyncio.Task[None]] = set()
         self._pulses: dict[str, asyncio.Task[None]] = {}
@@ -120,7 +128,7 @@ class LeasePool:
             "in_use": self.in_use,
             "waiting": self.waiting,
             "idle": self.idle,
-            "openers": len(self._openers),
+            "openers": len(self._openers) + len(self._preferring),
             "watchers": len(self._watchers),
             "pulses": len(self._pulses),
         }
@@ -135,8 +143,15 @@ class LeasePool:
         """How long a request may wait here now."""
         return self._limits().hold_s if self.cold else self._limits().wait_s
 
-    async def acquire(self, since: float, ticket: Ticket = ANYBODY, at_most_s: float = math.inf) -> Lease:
-        """A lease for one request, which has waited ``since`` then (on the event loop's clock).
+    async def acquire(
+        self,
+        since: float,
+        ticket: Ticket = ANYBODY,
+        at_most_s: float = math.inf,
+        prefix: Callable[[], Prefix] = lambda: NOTHING,
+    ) -> Lease:
+        """A lease for one request, which has waited ``since`` then (on the event loop's clock). ``prefix``: how it
+        begins; asked for where there is a choice.
 
         Raises ``TooManyRequests`` (``Unavailable`` while no replica runs) when too many wait: at once, or when it must
         go for another key's; ``Unavailable`` when it has waited for ``patience_s`` or ``at_most_s``. Who was admitted
@@ -144,13 +159,68 @@ class LeasePool:
         """
         if self._closed is not None:
             raise self._closed
-        if not self._waiters:
+        lease = await self._at_once(prefix, at_most_s) or await self._in_turn(since, ticket, at_most_s)
+        self._affinity.given(lease.grant.replica, self._loads(), prefix)
+        return lease
+
+    async def _at_once(self, prefix: Callable[[], Prefix], at_most_s: float) -> Lease | None:
+        """Where nobody waits: one on the replica that the request prefers, else an idle one where that is fair."""
+        if self._waiters:
+            return None
+        preferred = self._affinity.preferred(self._loads(), prefix)
+        lease = self._take_idle(preferred)
+        if lease is None and preferred is not None and len(self._preferring) < MAX_OPENING:
+            lease = await self._open_for_one(preferred, min(at_most_s, PREFERRED_S))
+        if lease is None and preferred is not None and not self._waiters:
+            lease = self._take_idle(None)
+        return self._start_use(lease) if lease is not None else None
+
+    def _take_idle(self, preferred: str | None) -> Lease | None:
+        idle = [lease.grant.replica for lease in self._idle]
+        if preferred is not None:
+            at = idle.index(preferred) if preferred in idle else None
+        else:
             in_use = {replica: len(leases) for replica, leases in self._busy.items()}
-            at = pick_idle([lease.grant.replica for lease in self._idle], in_use, self._replicas())
-            if at is not None:
-                lease = self._idle[at]
-                del self._idle[at]
-                return self._start_use(lease)
+            at = pick_idle(idle, in_use, self._replicas())
+        if at is None:
+            return None
+        lease = self._idle[at]
+        del self._idle[at]
+        return lease
+
+    async def _open_for_one(self, preferred: str, within_s: float) -> Lease | None:
+        """A new lease for the caller alone, on ``preferred`` if it has room; None: there was none in time."""
+        opener = asyncio.create_task(self._new_lease(preferred))
+        self._preferring[opener] = preferred
+        opener.add_done_callback(self._preferring.pop)
+        try:
+            await asyncio.wait([opener], timeout=within_s)
+            if opener.done() and not opener.cancelled():
+                return opener.result()
+        except BaseException:
+            opener.add_done_callback(self._give_away)
+            raise
+        finally:
+            opener.cancel()
+        return None
+
+    def _give_away(self, opener: "asyncio.Task[Lease | None]") -> None:
+        if not opener.cancelled() and (lease := opener.result()) is not None:
+            self._offer(lease)
+
+    def _loads(self) -> dict[str, int]:
+        """Requests of this gateway, under way or about to be, by replica that may get more."""
+        running = self._watch_replicas.running(self._name) or frozenset()
+        opening = Counter(self._preferring.values())
+        return {
+            replica: len(self._busy.get(replica, ())) + opening[replica]
+            for replica in running
+            if not self._watch_replicas.is_shunned(self._name, replica)
+        }
+
+    async def _in_turn(self, since: float, ticket: Ticket, at_most_s: float) -> Lease:
+        if self._closed is not None:
+            raise self._closed
         self._make_room(ticket)
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Lease] = loop.create_future()
@@ -213,9 +283,11 @@ class LeasePool:
         while self._idle:
             self._let_go(self._idle.pop())
         self._held.close()
-        for task in (*self._openers, *self._pulses.values()):
+        self._affinity.close()
+        ours = (*self._openers, *self._preferring, *self._pulses.values())
+        for task in ours:
             task.cancel()
-        pending = [*self._openers, *self._watchers, *self._pulses.values()]
+        pending = [*ours, *self._watchers]
         if pending:
             await asyncio.wait(pending, timeout=5)
 
@@ -301,8 +373,13 @@ class LeasePool:
         self._open_more()
 
     async def _open(self) -> None:
-        """One new lease from Serve, offered to the waiters."""
-        stream = self._lease_stream()
+        """One new lease from Serve, offered to the waiters. Whoever still waits without one asks anew."""
+        if (lease := await self._new_lease("")) is not None:
+            self._offer(lease)
+
+    async def _new_lease(self, preferred: str) -> Lease | None:
+        """None: every replica is full, or there is none, or the one that Serve chose was lost; after a moment."""
+        stream = self._lease_stream(preferred)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 grant = await anext(stream)
@@ -311,27 +388,27 @@ class LeasePool:
             await _end_stream(stream)
             raise
         except TimeoutError:
-            await _end_stream(stream)  # every replica is full, or there is none: whoever still waits asks anew
-            return
+            await _end_stream(stream)
+            return None
         except Exception as error:
             # A replica that died while we asked, a restart, an application being deleted: ask again, a little later,
             # for as long as somebody waits. Their deadlines end it.
             await _end_stream(stream)
             logger.info("no lease on %s yet: %r", self._name, error)
             await asyncio.sleep(OPEN_RETRY_S)
-            return
+            return None
         lease = Lease(grant, connection, stream)
         running = self._watch_replicas.running(self._name)
         if running is not None and grant.replica not in running:
             self._let_go(lease)  # it began to leave while we asked
             await asyncio.sleep(OPEN_RETRY_S)
-            return
+            return None
         watcher = asyncio.create_task(self._watch(lease))
         self._watchers.add(watcher)  # the loop itself keeps only a weak reference
         watcher.add_done_callback(self._watchers.discard)
         if grant.replica not in self._pulses:
             self._pulses[grant.replica] = asyncio.create_task(self._pulse(grant))
-        self._offer(lease)
+        return lease
 
     async def _watch(self, lease: Lease) -> None:
         """Wait for the replica's side of the lease to end: it died, or it is leaving."""

@@ -13,44 +13,29 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from serve_app import errors, names, resume
-from serve_app.admission import Ticket
+from serve_app import errors, names
 from serve_app.asgi import ClientLeft, Receive, Scope, Send, read_body, while_client_stays
 from serve_app.catalog import Catalog, Model, State
 from serve_app.config import GatewaySettings
 from serve_app.errors import ModelyardError
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.directory import Directory
+from serve_app.gateway.fields import TIMEOUT_HEADER, Fields, parse, read, ticket_of
 from serve_app.gateway.leases import Lease, LeasePool
-from serve_app.gateway.quotas import Charge, Quotas
-from serve_app.gateway.request import TIMEOUT_HEADER, asked_model, longest_wait_s, parse, ticket_of
+from serve_app.gateway.quotas import Quotas
+from serve_app.gateway.request import NO_FALLBACK_HEADER, Request
 from serve_app.gateway.routes import BY_PATH, Route
 from serve_app.gateway.upstream import ConnectionBroken, LeaseExpired, Leaving
 from serve_app.keys import ANYBODY, Caller
-from serve_app.lease import (
-    ASKED_MODEL_HEADER,
-    COUNT_HEADER,
-    GENERATION_HEADER,
-    KEEP_HEADER,
-    LEASE_HEADER,
-    PRIORITY_HEADER,
-    REFUSED_HEADER,
-    RESUME_HEADER,
-    UNKNOWN_LEASE,
-)
-from serve_app.names import Choice, Names
+from serve_app.lease import REFUSED_HEADER, UNKNOWN_LEASE
+from serve_app.names import Names
 from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES
 
 logger = logging.getLogger("ray.serve")
 
 # A client that asks for signs of life while it waits gets the first one after so long, and then one every so often.
-KEEP_ALIVE_HEADER = b"x-modelyard-keep-alive"
 FIRST_SIGN_S = 1.0
 SIGN_S = 5.0
-# A client that wants the model that its name means, or an error.
-NO_FALLBACK_HEADER = b"x-modelyard-no-fallback"
-# What of the client's headers the engine may see. Never authorization or cookies.
-_FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version"))
 # What a replica answers for itself rather than for the request.
 _ASK_ANOTHER = (502, 503, 504)
 # What vLLM appends to some messages for its own logs.
@@ -93,8 +78,8 @@ class Relay:
     ) -> None:
         body = await read_body(receive, int(self.settings.max_body_mb * 2**20))
         async with while_client_stays(receive):
-            asked = await asked_model(route, headers, body)
-            await self._exchange(asked, route, caller, headers, body, answer)
+            fields = await read(route, headers, body)
+            await self._exchange(fields, route, caller, headers, body, answer)
 
     @contextlib.contextmanager
     def _counted(self, caller: Caller) -> Iterator[None]:
@@ -148,7 +133,7 @@ class Relay:
         return model
 
     async def call(
-        self, asked: str, path: str, request: dict[str, Any], caller: Caller, client: Mapping[bytes, bytes]
+        self, path: str, request: dict[str, Any], caller: Caller, client: Mapping[bytes, bytes]
     ) -> tuple[Any, str]:
         """One JSON request from inside the gateway: the answer's JSON, and the model that gave it in another's place
         (mostly empty). ``client``: the headers of whoever wants it."""
@@ -156,21 +141,23 @@ class Relay:
         answer = Answer(sink, "openai")
         headers = {b"content-type": b"application/json"}
         headers |= {name: client[name] for name in (TIMEOUT_HEADER, NO_FALLBACK_HEADER) if name in client}
+        body = json.dumps(request).encode()
         with self._counted(caller):
-            await self._exchange(asked, BY_PATH[path], caller, headers, json.dumps(request).encode(), answer)
+            await self._exchange(parse(body), BY_PATH[path], caller, headers, body, answer)
         return json.loads(sink.body), answer.fallback
 
     async def _exchange(
-        self, asked: str, route: Route, caller: Caller, headers: dict[bytes, bytes], body: bytes, answer: Answer
+        self, fields: Fields, route: Route, caller: Caller, headers: dict[bytes, bytes], body: bytes, answer: Answer
     ) -> None:
-        """Send the request to a replica of the model that ``asked`` means, and the reply to ``answer``."""
+        """Send the request to a replica of the model that it means, and the reply to ``answer``."""
+        asked = str(fields.model)
         meant = self.resolve(asked, caller)
-        choice = self._choose(asked, route, body)
-        if choice.name is not None and route.body == "json":
-            body = names.apply(body, route.path, choice.name)
+        choice = self._known().choose(asked, fields.whose or secrets.token_hex(8))
+        if choice.name is not None and route.body == "json" and (changed := names.apply(body, route.path, choice.name)):
+            body, fields = changed, parse(changed)
         context = meant.card.facts.max_model_len if meant.card.facts else None
-        ticket = replace(ticket_of(route.path, body, context), key=caller.name, priority=caller.rank)
-        request = Request(asked, route.path, headers, body, ticket)
+        ticket = replace(ticket_of(route, fields, len(body), context), key=caller.name, priority=caller.rank)
+        request = Request(route, headers, fields, body, ticket)
         answer.request_id = request.id
         targets = choice.targets if request.may_fall_back else choice.targets[:1]
         if not caller.limits:
@@ -183,13 +170,7 @@ class Relay:
         finally:
             self._quotas.settle(request.charge)
 
-    def _choose(self, asked: str, route: Route, body: bytes) -> Choice:
-        known = self._known()
-        shared = asked in known.held and len(known.held[asked].weights) > 1
-        whose = parse(body).whose if shared and route.body == "json" else None
-        return known.choose(asked, whose or secrets.token_hex(8))
-
-    async def _try_models(self, targets: Sequence[str], request: "Request", answer: Answer) -> None:
+    async def _try_models(self, targets: Sequence[str], request: Request, answer: Answer) -> None:
         """One model after another, while they cannot serve and the client has nothing yet. Where none can, it gets
         the first one's error."""
         first: ModelyardError | None = None
@@ -199,7 +180,7 @@ class Relay:
                 self._count(FALLBACKS, before, target)
                 answer.fallback = target
             try:
-                await self._try_replicas(self._able(target, request.asked, request.path), request, answer)
+                await self._try_replicas(self._able(target, request.asked, request.route.path), request, answer)
                 return
             except ModelyardError as error:
                 if answer.started:
@@ -211,7 +192,7 @@ class Relay:
         answer.fallback = ""
         raise first or errors.ModelyardError(errors.OUR_FAULT)
 
-    async def _try_replicas(self, model: Model, request: "Request", answer: Answer) -> None:
+    async def _try_replicas(self, model: Model, request: Request, answer: Answer) -> None:
         """One replica after another, while they are lost.
 
         What was not committed yet is asked again, a stream under way is continued where it broke.
@@ -226,7 +207,7 @@ class Relay:
         lost = 0
         while True:
             if (lease := successor) is None:
-                acquiring = pool.acquire(since, ticket, at_most_s)
+                acquiring = pool.acquire(since, ticket, at_most_s, lambda: request.prefix)
                 lease = await (self._with_signs(acquiring, pool, model.name, answer) if shows else acquiring)
             ticket = ticket.first()
             move = Move(pool, lease, request, answer)
@@ -284,7 +265,7 @@ class Relay:
         left = f", about {model.card.ready_in_s:.0f} s left" if model.card.ready_in_s is not None else ""
         return f"is starting{left}"
 
-    async def _one_try(self, lease: Lease, request: "Request", answer: Answer) -> None:
+    async def _one_try(self, lease: Lease, request: Request, answer: Answer) -> None:
         connection = lease.connection
         try:
             records = b";".join(answer.records)
@@ -308,76 +289,6 @@ class Relay:
             if not connection.reusable:
                 connection.close()
             raise
-
-
-class Request:
-    """What every replica gets that is asked for this answer."""
-
-    def __init__(self, asked: str, path: str, headers: dict[bytes, bytes], body: bytes, ticket: Ticket) -> None:
-        self.asked = asked
-        self.path = path
-        self.body = body
-        self.ticket = ticket
-        self.charge: Charge | None = None
-        self.longest_wait_s = longest_wait_s(headers)
-        self.keep_alive = _says_yes(headers, KEEP_ALIVE_HEADER)
-        self.may_fall_back = not _says_yes(headers, NO_FALLBACK_HEADER)
-        # Also the answer's id in vLLM: one that is continued elsewhere keeps it.
-        self.id = clean_request_id(headers.get(b"x-request-id", b"")) or secrets.token_hex(16).encode()
-        self._lines = [ASKED_MODEL_HEADER + b": " + asked.encode(), b"x-request-id: " + self.id]
-        self._lines += [name + b": " + value for name, value in headers.items() if name in _FORWARDED]
-        if ticket.priority:
-            self._lines.append(PRIORITY_HEADER + f": {ticket.priority}".encode())
-        if path in resume.PATHS:
-            self._lines.append(KEEP_HEADER + b": 1")
-
-    @property
-    def streams(self) -> bool:
-        """Whether the answer will be a stream. Reads the body."""
-        return BY_PATH[self.path].streams and parse(self.body).stream is True
-
-    def count_on(self, lease: Lease) -> str:
-        """Under which number the replica is to count the request's tokens; empty: it need not."""
-        if self.charge is None:
-            return ""
-        number = secrets.token_hex(8)
-        self.charge.ask(number)
-        lease.counting[number] = self.charge.count
-        return number
-
-    def count_no_more(self, lease: Lease, number: str) -> None:
-        if self.charge is not None and lease.counting.pop(number, None) is not None:
-            self.charge.ask("")
-
-    def head(self, lease: Lease, answer: Answer, records: int, number: str) -> bytes:
-        """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes.
-        ``number``: see ``count_on``."""
-        grant = lease.grant
-        lines = [
-            f"POST {self.path} HTTP/1.1\r\nhost: {grant.host}:{grant.port}".encode("latin-1"),
-            f"content-length: {records + len(self.body)}".encode(),
-            LEASE_HEADER + b": " + grant.token.encode(),
-            *self._lines,
-        ]
-        if number:
-            lines.append(COUNT_HEADER + b": " + number.encode())
-        if answer.started:
-            lines.append(RESUME_HEADER + f": {records}".encode())
-            lines.append(GENERATION_HEADER + b": " + answer.generation)
-        return b"\r\n".join(lines) + b"\r\n\r\n"
-
-    def why_not(self, answer: Answer) -> str | None:
-        """Why another replica cannot go on with the answer; None: it can, as with every answer that has not begun.
-        Reads the body only now."""
-        if not answer.started:
-            return None
-        if not answer.generation:
-            return "its replica kept no journal"
-        return resume.why_not(self.path, json.loads(self.body))
-
-
-def _says_yes(headers: dict[bytes, bytes], name: bytes) -> bool:
-    return headers.get(name, b"0") not in (b"0", b"false", b"")
 
 
 class Move:
@@ -423,11 +334,6 @@ class _Collected:
 
     async def __call__(self, message: Any) -> None:
         self.body += message.get("body", b"")
-
-
-def clean_request_id(given: bytes) -> bytes:
-    """A request id that is safe in headers and logs: printable, bounded."""
-    return re.sub(rb"[^A-Za-z0-9._:-]", b"-", given[:128])
 
 
 def relayed_error(status: int, body: bytes) -> ModelyardError:

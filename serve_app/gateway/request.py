@@ -1,189 +1,109 @@
-"""What the gateway reads of a request: one parse of the body, only the fields that it needs."""
+"""One client's request, as every replica gets it that is asked for its answer."""
 
-import math
+import json
 import re
-from typing import Any
+import secrets
+from functools import cached_property
 
-import msgspec
-from python_multipart.exceptions import MultipartParseError
-from starlette.datastructures import Headers, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
-
-from serve_app import errors, prefixes
+from serve_app import resume
 from serve_app.admission import Ticket
-from serve_app.gateway.routes import BY_PATH, Route
+from serve_app.gateway.answer import Answer
+from serve_app.gateway.fields import Fields, longest_wait_s, prefix_of
+from serve_app.gateway.leases import Lease
+from serve_app.gateway.quotas import Charge
+from serve_app.gateway.routes import Route
+from serve_app.lease import (
+    ASKED_MODEL_HEADER,
+    COUNT_HEADER,
+    GENERATION_HEADER,
+    KEEP_HEADER,
+    LEASE_HEADER,
+    PRIORITY_HEADER,
+    RESUME_HEADER,
+)
 from serve_app.prefixes import Prefix
 
-# How long a request may wait for a replica, where that is less than the model's own limit.
-TIMEOUT_HEADER = b"x-modelyard-timeout-s"
-# Requests with the same value go to the same replica while it has room, whatever their text.
-SESSION_HEADER = b"x-modelyard-session"
-_NUMBER = re.compile(rb"\d+(\.\d+)?([eE][+-]?\d+)?")
-
-# What a request will probably cost, before anybody has read it: bytes of JSON per token, tokens of an answer whose
-# length nobody limits, and how many answers one may ask for (https://platform.openai.com/docs/api-reference).
-BYTES_PER_TOKEN = 4
-USUAL_ANSWER_TOKENS = 256
-MAX_ANSWERS = 128
-# Larger bodies are not read once more for that: next to such a prompt no answer is long.
-CHEAP_BYTES = 256 * 1024
+# A client that asks for signs of life while it waits.
+KEEP_ALIVE_HEADER = b"x-modelyard-keep-alive"
+# A client that wants the model that its name means, or an error.
+NO_FALLBACK_HEADER = b"x-modelyard-no-fallback"
+# What of the client's headers the engine may see. Never authorization or cookies.
+_FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version"))
 
 
-class Fields(msgspec.Struct):
-    """The body's fields that the gateway looks at. Everything else passes unread."""
+class Request:
+    """Read once, here; the body passes as it is."""
 
-    model: Any = msgspec.UNSET
-    stream: Any = None
-    store: Any = None
-    background: Any = None
-    previous_response_id: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    max_output_tokens: Any = None
-    n: Any = None
-    user: Any = None
-    metadata: Any = None
-    safety_identifier: Any = None
+    def __init__(self, route: Route, headers: dict[bytes, bytes], fields: Fields, body: bytes, ticket: Ticket) -> None:
+        self.route = route
+        self.asked = str(fields.model)
+        self.body = body
+        self.ticket = ticket
+        self.charge: Charge | None = None
+        self.longest_wait_s = longest_wait_s(headers)
+        self.streams = route.streams and fields.stream is True
+        self.keep_alive = _says_yes(headers, KEEP_ALIVE_HEADER)
+        self.may_fall_back = not _says_yes(headers, NO_FALLBACK_HEADER)
+        # Also the answer's id in vLLM: one that is continued elsewhere keeps it.
+        self.id = clean_request_id(headers.get(b"x-request-id", b"")) or secrets.token_hex(16).encode()
+        self._headers = headers
+        self._fields = fields
+        self._lines = [ASKED_MODEL_HEADER + b": " + self.asked.encode(), b"x-request-id: " + self.id]
+        self._lines += [name + b": " + value for name, value in headers.items() if name in _FORWARDED]
+        if ticket.priority:
+            self._lines.append(PRIORITY_HEADER + f": {ticket.priority}".encode())
+        if route.path in resume.PATHS:
+            self._lines.append(KEEP_HEADER + b": 1")
 
-    @property
-    def whose(self) -> str | None:
-        """The user whom the request names: OpenAI's ``user``, Anthropic's ``metadata.user_id``, or OpenAI's
-        ``safety_identifier``."""
-        metadata = self.metadata if isinstance(self.metadata, dict) else {}
-        named = (self.user, metadata.get("user_id"), self.safety_identifier)
-        return next((user for user in named if isinstance(user, str) and user), None)
+    @cached_property
+    def prefix(self) -> Prefix:
+        """How it begins; costs a hash of the prompt, so it is looked at where there is a choice."""
+        return prefix_of(self.route, self._headers, self._fields)
 
+    def count_on(self, lease: Lease) -> str:
+        """Under which number the replica is to count the request's tokens; empty: it need not."""
+        if self.charge is None:
+            return ""
+        number = secrets.token_hex(8)
+        self.charge.ask(number)
+        lease.counting[number] = self.charge.count
+        return number
 
-async def asked_model(route: Route, headers: dict[bytes, bytes], body: bytes) -> str:
-    """The id in the request's ``model``; raises ``InvalidRequest`` where there is none, or where the route's own
-    rules are broken."""
-    content_type = headers.get(b"content-type", b"").decode("latin-1")
-    kind = content_type.partition(";")[0].strip().lower()
-    if route.body == "multipart":
-        if kind != "multipart/form-data":
-            raise errors.UnsupportedMediaType(f"{route.path} takes multipart/form-data, not {kind or 'nothing'}.")
-        return _checked(await _multipart_model(content_type, body))
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise errors.UnsupportedMediaType(
-            f"{route.path} takes JSON: send the header Content-Type: application/json, not {kind or 'none'}."
-        )
-    fields = parse(body)
-    if route.path == "/v1/responses":
-        _stateless(fields)
-    return _checked(fields.model)
+    def count_no_more(self, lease: Lease, number: str) -> None:
+        if self.charge is not None and lease.counting.pop(number, None) is not None:
+            self.charge.ask("")
 
+    def head(self, lease: Lease, answer: Answer, records: int, number: str) -> bytes:
+        """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes.
+        ``number``: see ``count_on``."""
+        grant = lease.grant
+        lines = [
+            f"POST {self.route.path} HTTP/1.1\r\nhost: {grant.host}:{grant.port}".encode("latin-1"),
+            f"content-length: {records + len(self.body)}".encode(),
+            LEASE_HEADER + b": " + grant.token.encode(),
+            *self._lines,
+        ]
+        if number:
+            lines.append(COUNT_HEADER + b": " + number.encode())
+        if answer.started:
+            lines.append(RESUME_HEADER + f": {records}".encode())
+            lines.append(GENERATION_HEADER + b": " + answer.generation)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
-def parse(body: bytes) -> Fields:
-    try:
-        return msgspec.json.decode(body, type=Fields)
-    except msgspec.ValidationError:
-        raise errors.InvalidRequest("The body must be a JSON object.") from None
-    except (msgspec.DecodeError, RecursionError):
-        raise errors.InvalidRequest("The body is not valid JSON.") from None
-
-
-def ticket_of(path: str, body: bytes, context: int | None) -> Ticket:
-    """The request's place among those that wait. ``context``: the model's, in tokens; no prompt with one answer costs
-    more. Fields of a wrong type or range count as absent: the engine refuses them."""
-    prompt = len(body) // BYTES_PER_TOKEN
-    answer, answers = 0, 1
-    if BY_PATH[path].streams:  # else nothing is generated
-        answer = USUAL_ANSWER_TOKENS
-        if len(body) <= CHEAP_BYTES:
-            fields = parse(body)
-            given = (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens)
-            answer = next((v for v in given if _is_count(v)), answer)
-            answers = min(fields.n, MAX_ANSWERS) if _is_count(fields.n) else 1
-    if context:
-        prompt = min(prompt, context)
-        answer = min(answer, context - prompt)
-    return Ticket(tokens=max(1, prompt + answers * answer))
+    def why_not(self, answer: Answer) -> str | None:
+        """Why another replica cannot go on with the answer; None: it can, as with every answer that has not begun.
+        Reads the body only now."""
+        if not answer.started:
+            return None
+        if not answer.generation:
+            return "its replica kept no journal"
+        return resume.why_not(self.route.path, json.loads(self.body))
 
 
-class _Text(msgspec.Struct):
-    """What a prompt is made of, in the order in which chat templates put it; unread."""
-
-    system: msgspec.Raw = msgspec.Raw()
-    instructions: msgspec.Raw = msgspec.Raw()
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
+def _says_yes(headers: dict[bytes, bytes], name: bytes) -> bool:
+    return headers.get(name, b"0") not in (b"0", b"false", b"")
 
 
-def prefix_of(path: str, headers: dict[bytes, bytes], body: bytes) -> Prefix:
-    """How the request begins, as its session or its JSON says; ``NOTHING`` where no engine computes a cache for it."""
-    if not BY_PATH[path].streams:  # nothing is generated
-        return prefixes.NOTHING
-    if session := headers.get(SESSION_HEADER):
-        return prefixes.of_session(session)
-    try:
-        text = msgspec.json.decode(body, type=_Text)
-        return prefixes.of_text(
-            part
-            for field in (text.system, text.instructions, text.messages, text.prompt, text.input)
-            for part in _parts(field)
-        )
-    except (msgspec.DecodeError, RecursionError):  # the engine says what is wrong with it
-        return prefixes.NOTHING
-
-
-def _parts(field: msgspec.Raw) -> list[msgspec.Raw]:
-    """Messages one by one; anything else, a list of token ids too, as a whole."""
-    if bytes(memoryview(field)[:64]).translate(None, b" \t\r\n").startswith(b"[{"):
-        return msgspec.json.decode(field, type=list[msgspec.Raw])
-    return [field]
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value > 0
-
-
-def longest_wait_s(headers: dict[bytes, bytes]) -> float:
-    """How long the client lets its request wait for a replica; infinite where it does not say."""
-    given = headers.get(TIMEOUT_HEADER)
-    if given is None:
-        return math.inf
-    seconds = float(given) if _NUMBER.fullmatch(given) else 0.0
-    if not 0 < seconds < math.inf:
-        name = TIMEOUT_HEADER.decode()
-        raise errors.InvalidRequest(f"The header {name} must be a positive number of seconds.", param=name)
-    return seconds
-
-
-def _checked(model: Any) -> str:
-    if model is msgspec.UNSET or model is None:
-        raise errors.InvalidRequest("Say which model: the body needs a `model`.", param="model")
-    if not isinstance(model, str):
-        raise errors.InvalidRequest("`model` must be a string.", param="model")
-    if not model:
-        raise errors.InvalidRequest("`model` is empty.", param="model")
-    return model
-
-
-def _stateless(fields: Fields) -> None:
-    """Responses are not kept here, so whatever needs a kept one is refused rather than ignored."""
-    for name, wrong in (
-        ("previous_response_id", fields.previous_response_id is not None),
-        ("store", fields.store is True),
-        ("background", fields.background is True),
-    ):
-        if wrong:
-            raise errors.InvalidRequest(
-                f"`{name}` needs stored responses, and this endpoint keeps none: send the whole conversation in "
-                "`input`, with `store` false or absent.",
-                param=name,
-                code="unsupported_parameter",
-            )
-
-
-async def _multipart_model(content_type: str, body: bytes) -> Any:
-    async def once() -> Any:
-        yield body
-
-    try:
-        form = await MultiPartParser(Headers({"content-type": content_type}), once()).parse()
-    except (MultiPartException, MultipartParseError, KeyError):
-        raise errors.InvalidRequest("The body is not valid multipart/form-data.") from None
-    model = form.get("model", msgspec.UNSET)
-    await form.close()
-    return None if isinstance(model, UploadFile) else model
+def clean_request_id(given: bytes) -> bytes:
+    """A request id that is safe in headers and logs: printable, bounded."""
+    return re.sub(rb"[^A-Za-z0-9._:-]", b"-", given[:128])

@@ -35,6 +35,7 @@ from serve_app.planning.nodes import NODE_GROUP, Node
 from serve_app.planning.packing import Want
 from serve_app.planning.reasons import never
 from serve_app.policy import as_numbers
+from serve_app.prefixes import Exchange, News, Passed
 from serve_app.quota import Amount, Drawn, Ledger, Limits
 from serve_app.resume import generation
 from serve_app.scaling import EngineStats
@@ -84,6 +85,7 @@ class Card:
         self._model = model
         self._memory = CardMemory(slots)
         self._ledger = Ledger()
+        self._exchange = Exchange()
         if hopeless is not None:
             self._memory.started(hopeless)
         self._room = Room(where)
@@ -106,6 +108,10 @@ class Card:
     async def held(self, gateway: str, requests: int, asleep: bool) -> None:
         """A gateway says how many requests wait there for a replica."""
         self._memory.held(gateway, requests, asleep)
+
+    async def pass_on(self, gateway: str, news: tuple[News, ...], upto: int) -> Passed:
+        """A gateway says what it gave to which replica, and hears what others gave (see ``prefixes.Exchange``)."""
+        return self._exchange.swap(gateway, news, upto, time.monotonic())
 
     async def draw(self, key: str, limits: Limits, need: Amount, more: Amount) -> Drawn:
         """A gateway draws on a key's quota for this model, or gives back (see ``serve_app.quota``)."""
@@ -161,8 +167,9 @@ class Model:
         await self._tell_card(self._started)
         self._tasks = [asyncio.create_task(self._watch_engine()), asyncio.create_task(self._tell_stats())]
 
-    async def lease(self) -> AsyncIterator[Grant | Counted]:
-        """Hold one slot of this replica for as long as this call stays open (see ``serve_app.lease``)."""
+    async def lease(self, _preferred: str = "") -> AsyncIterator[Grant | Counted]:
+        """Hold one slot of this replica for as long as this call stays open (see ``serve_app.lease``). The argument is
+        for the router: which replica the caller would like."""
         lease = self._gate.grant()
         try:
             yield Grant(self._replica, self._server.host, self._server.port, lease.token, self._generation)

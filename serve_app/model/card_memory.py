@@ -41,6 +41,7 @@ class CardMemory:
         return CardView(
             also_known_as=self.settings.also_known_as,
             limits=self.settings.limits,
+            routing=self.settings.routing,
             facts=self._described.facts,
             start_s=statistics.median(start_s) if start_s else None,
             wake_s=statistics.median(self._wake_s) if self._wake_s else None,

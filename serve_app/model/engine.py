@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,7 @@ class VllmEngine:
         self._end: threading.Timer | None = None
         self._step: Any = None  # the scheduler's numbers after the engine's last step
         self._tokens = TokenRate()
+        self._prefix_cache = Counter(queries=0, hits=0)  # in tokens, as vLLM counts them
 
     async def start(self) -> EngineFacts:
         # Quiet by default; a config's `env:` wins because it is already in the environment.
@@ -221,6 +223,8 @@ class VllmEngine:
     def _note_step(self, scheduler_stats: Any, iteration_stats: Any) -> None:
         if scheduler_stats is not None:
             self._step = scheduler_stats
+            cache = scheduler_stats.prefix_cache_stats
+            self._prefix_cache.update(queries=cache.queries, hits=cache.hits)
         if iteration_stats is not None:
             self._tokens.add(iteration_stats.num_prompt_tokens + iteration_stats.num_generation_tokens)
 
@@ -235,7 +239,8 @@ class VllmEngine:
 
     def report(self) -> dict[str, Any]:
         processor = getattr(self._llm, "output_processor", None)
-        return {"running": processor.get_num_unfinished_requests() if processor else 0}
+        running = processor.get_num_unfinished_requests() if processor else 0
+        return {"running": running, "prefix_cache": dict(self._prefix_cache)}
 
     def shutdown(self) -> None:
         if self._llm is not None:

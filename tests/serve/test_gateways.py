@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from serve_app.config import GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH
+from serve_app.config import CARD_DEPLOYMENT, GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH
 from tests.chaos.processes import lives
 from tests.serve.cluster import GATEWAY, Cluster, both_proxies, eventually, fake_app
 
@@ -196,3 +196,34 @@ async def test_what_two_gateways_hold_is_summed_and_counted_once(yard_cluster: C
             await asyncio.gather(*asked, return_exceptions=True)
             await asyncio.to_thread(eventually, "none is held", lambda: {held() for _ in range(10)} == {0})
     yard_cluster.remove("tight")
+
+
+def test_gateways_agree_where_a_conversation_goes(yard_cluster: Cluster) -> None:
+    """Each turn may come to another gateway, and finds the replica that has the turns before. Another strategy
+    applies live and goes elsewhere."""
+    name = "talk"
+    yard_cluster.deploy(fake_app(name, replicas=3))
+    talk = [{"role": "user", "content": "a b c " * 500}]
+
+    def replica(**more: Any) -> str:
+        # A connection of its own: the proxy hands it to either gateway.
+        answer = httpx.post(
+            yard_cluster.url + CHAT, json=chat(name, messages=talk, **more), timeout=60, trust_env=False
+        )
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["system_fingerprint"])
+
+    with two_gateways(yard_cluster):
+        eventually("three replicas", lambda: yard_cluster.ready()["models"][name]["replicas"] == 3)
+        # Until both know it: a gateway that was never asked has never heard of the others.
+        eventually("both gateways agree", lambda: len({replica() for _ in range(12)}) == 1)
+        home = replica()
+        for turn in range(8):
+            talk.append({"role": "assistant", "content": f"{turn} " * 50})
+            assert {replica() for _ in range(3)} == {home}
+        app = fake_app(name, replicas=3)
+        card = next(d for d in app["deployments"] if d["name"] == CARD_DEPLOYMENT)
+        card["user_config"]["routing"] = "round_robin"
+        yard_cluster.deploy(app)
+        eventually("it goes round", lambda: len({replica() for _ in range(12)}) == 3)
+    yard_cluster.remove(name)
