@@ -46,7 +46,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """``ids`` maps every id to the name of its model; ``conflicts`` says which claims were refused.
+    """``ids`` maps every id, adapters' too, to the name of its model; ``conflicts`` says which claims were refused.
     ``partial``: a model has not told its further ids yet, and will."""
 
     models: Mapping[str, Model] = field(default_factory=dict)
@@ -68,6 +68,17 @@ class Catalog:
             known = ", ".join(sorted(self.ids)) or "none yet"
             raise errors.UnknownModel(f"The model {asked[:256]!r} does not exist. Models here: {known}.", param="model")
         return self.models[name]
+
+    def adapter(self, asked: str) -> str | None:
+        """The folder of the adapter that ``asked`` names; None where it names a model, or nothing."""
+        name = self.ids.get(asked)
+        if name is None or asked == name or asked in (card := self.models[name].card).also_known_as:
+            return None
+        return card.adapters.get(asked)
+
+    def one_name(self, asked: str) -> str:
+        """The same for all ids of one model: its name. Adapters are ids of their own, as is what does not exist."""
+        return asked if self.adapter(asked) is not None else self.ids.get(asked, asked)
 
 
 def model_of(app: AppSnapshot, card: CardView) -> Model:
@@ -104,7 +115,8 @@ def build(models: Iterable[Model], before: Catalog) -> Catalog:
     by_name = {model.name: model for model in sorted(models, key=lambda m: m.name)}
     claims = [(name, name) for name in by_name]
     claims += [(alias, name) for name, model in by_name.items() for alias in model.card.also_known_as]
-    # Stable: among equals, names come before aliases, then alphabetical.
+    claims += [(adapter, name) for name, model in by_name.items() for adapter in model.card.adapters]
+    # Stable: among equals, names come before aliases and those before adapters, then alphabetical.
     claims.sort(key=lambda claim: before.ids.get(claim[0]) != claim[1])
     ids: dict[str, str] = {}
     conflicts = []

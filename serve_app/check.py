@@ -250,6 +250,22 @@ class _Checker:
             also = card.get("also_known_as")
             for i, other in enumerate(also if isinstance(also, list) else ()):
                 self.claim(other, path, f"{where}.also_known_as[{i}]")
+            if isinstance(adapters := card.get("adapters"), dict) and adapters:
+                self.adapters(path, f"{where}.adapters", adapters, args)
+
+    def adapters(self, path: str, where: str, adapters: dict[Any, Any], args: Any) -> None:
+        engine = args.get("engine") if isinstance(args, dict) else None
+        if not isinstance(engine, dict) or engine.get("enable_lora") is not True:
+            hint = "write engine: {enable_lora: true} in args, and max_lora_rank if theirs is above 16"
+            self.fault(where, "the engine is not told to load adapters", hint)
+        for adapter, folder in adapters.items():
+            self.claim(adapter, path, f"{where}.{adapter}")
+            if (
+                isinstance(folder, str)
+                and folder.startswith("/")
+                and not (Path(folder) / "adapter_config.json").exists()
+            ):
+                self.notes.append(f"{where}.{adapter}: no adapter_config.json in {folder} on this machine")
 
     def claim(self, model_id: object, owner: str, where: str) -> None:
         """``owner`` (an entry) answers to ``model_id``, as it says at ``where``."""

@@ -14,6 +14,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -22,6 +23,7 @@ from pydantic import (
     Strict,
     StringConstraints,
     Tag,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -36,6 +38,15 @@ GATEWAY_IMPORT_PATH = "serve_app.gateway:app"
 QUEUE_DEPTH = "serve_app.policy:queue_depth"
 
 APP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or not path.isprintable():
+        raise ValueError(f"must be an absolute path, is {path!r}")
+    return path
+
+
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 ModelId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,254}$")]
 
 # Ray's rules, which are those of Kubernetes' labels.
@@ -308,13 +319,25 @@ class CardSettings(Spec):
     """``user_config:`` of the ``Card`` deployment: applies live, restarts nothing."""
 
     also_known_as: tuple[ModelId, ...] = Field(default=(), description="Further ids of this model; slashes allowed.")
+    adapters: dict[ModelId, AbsolutePath] = Field(
+        default_factory=dict,
+        description="LoRA adapters, ids of their own: id → folder, there on every node that may run the model. Needs "
+        "engine: {enable_lora: true}.",
+    )
     limits: RequestLimits = Field(default=RequestLimits(), description="Bounds on this model's requests.")
     routing: Literal["prefix", "least_loaded", "round_robin"] = Field(
         default="prefix",
-        description="Which replica gets a request. prefix: one that has seen how it begins (or its session) while it has "
-        "room, else one that carries little; least_loaded: one that carries little; round_robin: each in turn.",
+        description="Which replica gets a request. prefix: one that has seen how it begins (or its session) while it "
+        "has room, else one that carries little; least_loaded: one that carries little; round_robin: each in turn.",
     )
     scaling: Scaling = Field(default=Scaling(), description="How the number of replicas follows the queue.")
+
+    @field_validator("adapters")
+    @classmethod
+    def _told_apart(cls, adapters: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        for twice in adapters.keys() & set(info.data.get("also_known_as", ())):
+            raise ValueError(f"{twice} is a further id of the model already")
+        return adapters
 
 
 class GatewayArgs(Spec):
@@ -383,9 +406,8 @@ class GatewaySettings(Spec):
     refresh_s: Float = Field(
         default=1.0, gt=0, le=5.0, description="How often the gateway asks Serve which models exist."
     )
-    keys_file: str | None = Field(
+    keys_file: AbsolutePath | None = Field(
         default=None,
-        pattern=r"^/",
         description="Who may use this endpoint: an absolute path, there on every node that runs a gateway. Read again "
         "when it changes. Without it: the keys in the gateway's variable MODELYARD_KEYS; without both, everybody.",
     )

@@ -4,6 +4,7 @@ Tokens never travel here: a gateway takes a *lease* on a replica with one Serve 
 The call stays open as long as the lease is held, so Serve counts it as one ongoing request (see docs/architecture.md).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serve_app.config import RequestLimits
@@ -18,6 +19,9 @@ UNKNOWN_LEASE = b"unknown"
 ALIVE_PATH = "/modelyard/alive"
 # Count this request's tokens, under this number: see ``Counted``.
 COUNT_HEADER = b"x-modelyard-count"
+# Which LoRA adapter the request asks for, and the folder that it is in on the replica's node.
+ADAPTER_HEADER = b"x-modelyard-adapter"
+ADAPTER_PATH_HEADER = b"x-modelyard-adapter-path"
 # What its key's priority is, as vLLM counts: a whole number, lower goes first.
 PRIORITY_HEADER = b"x-modelyard-priority"
 # Continuing a broken stream (see serve_app/model/journal.py). Request: keep a journal for me; so many bytes of the
@@ -84,6 +88,7 @@ class StartReport:
 class CardView:
     """What gateways know of one model beyond Serve's own status.
 
+    ``adapters``: id → folder; each is an id of its own, and no other name of the model.
     ``start_s``: the usual time of a replica's start in seconds, measured on this model's own replicas; None before the
     first. ``wake_s``: the usual time from the first request to a sleeping model until it answers; None before the first
     of those. ``waking_for_s``: how long it has been waking now; None where it is not. ``held``: requests that wait at
@@ -93,6 +98,7 @@ class CardView:
     """
 
     also_known_as: tuple[str, ...] = ()
+    adapters: Mapping[str, str] = field(default_factory=dict)
     limits: RequestLimits = field(default_factory=lambda: RequestLimits())
     routing: str = "prefix"
     facts: EngineFacts | None = None

@@ -28,8 +28,8 @@ _PROTOCOL_DEFAULTS = {"/v1/completions": 16}
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """``targets``: models to ask in this order, all but the first only where those before cannot serve; some may not
-    exist. ``name``: what changes in the request; None where a model was asked by an id of its own."""
+    """``targets``: models and adapters to ask in this order, all but the first only where those before cannot serve;
+    some may not exist. ``name``: what changes in the request; None where a model was asked by an id of its own."""
 
     targets: tuple[str, ...]
     name: Name | None = None
@@ -52,17 +52,22 @@ class Names:
             return self.seen_by(caller).resolve(asked)
         return self.catalog.resolve(asked)
 
+    def listed(self, caller: Caller) -> dict[str, Model]:
+        """Every id that ``caller`` may ask for, with the model that answers to it."""
+        return {asked: self.catalog.models[to] for asked, to in self.seen_by(caller).ids.items()}
+
     def seen_by(self, caller: Caller) -> Catalog:
-        """What ``caller`` may know of."""
+        """What ``caller`` may know of. Its ids may lead to models that are not in it."""
         if caller.models is None:
             return self.catalog
         ids = {asked: to for asked, to in self.catalog.ids.items() if caller.may(asked, self._model_of(asked))}
-        own = {to for asked, to in ids.items() if asked not in self.held}
+        own = {to for asked, to in ids.items() if asked not in self.held and self.models.adapter(asked) is None}
         return Catalog({to: self.catalog.models[to] for to in sorted(own)}, ids, partial=self.catalog.partial)
 
     def _model_of(self, asked: str) -> str | None:
-        """A key for a model is good for the model's further ids, and not for names that may lead there."""
-        return self.models.ids.get(asked)
+        """A key for a model is good for the model's further ids, and neither for its adapters, which may be somebody
+        else's, nor for names that may lead there."""
+        return self.models.one_name(asked) if asked in self.models.ids else None
 
     def choose(self, asked: str, who: str) -> Choice:
         """``who``: a request with the same one, usually of the same user, gets the same choice. Raises
@@ -70,11 +75,11 @@ class Names:
         model = self.catalog.resolve(asked)
         name = self.held.get(asked)
         if name is None:
-            return Choice((model.name,))
+            return Choice((asked if self.models.adapter(asked) else model.name,))
         # The share of a model that does not exist now is the others'.
         there = {target: weight for target, weight in name.weights.items() if target in self.models.ids}
         chosen = pick(asked, who, there or name.weights)
-        targets = dict.fromkeys(self.models.ids.get(target, target) for target in (chosen, *name.fallback))
+        targets = dict.fromkeys(map(self.models.one_name, (chosen, *name.fallback)))
         return Choice(tuple(targets), name)
 
 

@@ -68,6 +68,15 @@ def of_session(name: bytes) -> Prefix:
     return Prefix((int.from_bytes(blake2b(name, digest_size=8, person=b"session").digest()),), (1,))
 
 
+def of_adapter(name: str, prefix: Prefix) -> Prefix:
+    """``prefix`` of a request to a LoRA adapter. What an engine has computed for it is of no use to others; and whoever
+    has the adapter at all has half of what counts."""
+    own = blake2b(name.encode(), digest_size=8, person=b"adapter").digest()
+    hashes = [own, *(blake2b(block.to_bytes(8), digest_size=8, key=own).digest() for block in prefix.hashes)]
+    half = prefix.ends[-1] if prefix.ends else 1
+    return Prefix(tuple(map(int.from_bytes, hashes)), (half, *(half + end for end in prefix.ends)))
+
+
 class Memory:
     """Which replicas were given which blocks. Bounded: the blocks that were used longest ago are forgotten."""
 

@@ -176,6 +176,7 @@ class FakeModel:
     name: str
     replicas: list[Replica]
     also_known_as: tuple[str, ...] = ()
+    adapters: dict[str, str] = field(default_factory=dict)
     limits: RequestLimits = field(default_factory=RequestLimits)
     state: State | None = None
     pool: LeasePool | None = None
@@ -189,7 +190,14 @@ class FakeModel:
     def entry(self) -> Model:
         running = [r for r in self.replicas if r.alive]
         facts = self.replicas[0].facts if self.replicas else None
-        card = CardView(also_known_as=self.also_known_as, limits=self.limits, facts=facts, start_s=7.0, created=1)
+        card = CardView(
+            also_known_as=self.also_known_as,
+            adapters=self.adapters,
+            limits=self.limits,
+            facts=facts,
+            start_s=7.0,
+            created=1,
+        )
         state = self.state or (State.READY if running else State.STARTING)
         return Model(self.name, state, "", len(running), card)
 
@@ -280,10 +288,11 @@ def model(
     slots: int = 64,
     script: FakeScript | None = None,
     also_known_as: tuple[str, ...] = (),
+    adapters: dict[str, str] | None = None,
     limits: RequestLimits | None = None,
 ) -> FakeModel:
     members = [Replica(f"{name}-{i}", FakeEngine(script or FakeScript(), name), slots) for i in range(replicas)]
-    return FakeModel(name, members, also_known_as, limits or RequestLimits())
+    return FakeModel(name, members, also_known_as, adapters or {}, limits or RequestLimits())
 
 
 @asynccontextmanager

@@ -48,6 +48,22 @@ def test_an_id_is_free_again_when_its_holder_is_gone() -> None:
     assert catalog.build([entry("alpha", "shared")], before).ids["shared"] == "alpha"
 
 
+def test_adapters_are_ids_of_their_own() -> None:
+    """Each leads to its base, has a folder, and is no other name of it; whose id it is already keeps it."""
+    chat = CardView(also_known_as=("org/chat",), adapters={"sql": "/a/sql", "code": "/a/code"}, created=1)
+    built = catalog.build([Model("chat", State.READY, "", 1, chat), entry("code")], Catalog())
+    assert built.ids == {"chat": "chat", "org/chat": "chat", "sql": "chat", "code": "code"}
+    assert built.conflicts == ("chat claims the id 'code', which code keeps",)
+    assert {asked: built.adapter(asked) for asked in ("sql", "chat", "org/chat", "code", "none")} == {
+        "sql": "/a/sql",
+        "chat": None,
+        "org/chat": None,
+        "code": None,
+        "none": None,
+    }
+    assert [built.one_name(asked) for asked in ("sql", "org/chat", "chat", "none")] == ["sql", "chat", "chat", "none"]
+
+
 @pytest.mark.parametrize(
     ("app", "card", "state"),
     [

@@ -401,6 +401,21 @@ def test_an_id_belongs_to_one_model(first: dict[str, Any], second: dict[str, Any
     assert f"the model id {model_id} is claimed by applications[1] (a) and by applications[2] (b)" in str(fault)
 
 
+def test_adapters_are_ids_and_need_an_engine_that_loads_them(tmp_path: Path) -> None:
+    """One id for two things is a fault; so is an engine that was not told, and not a folder that is not here."""
+    (tmp_path / "adapter_config.json").touch()
+    card = _card(also_known_as=["x"], adapters={"sql": str(tmp_path), "chat": "/nowhere", "far": "relative"})
+    report = _check(_model(deployments=[card]))
+    where = "deployments[0] (Card).user_config.adapters"
+    assert _lines(report) == [
+        f"{where}.far: must be an absolute path, is 'relative'",
+        f"{where}: the engine is not told to load adapters; write engine: {{enable_lora: true}} in args, and "
+        "max_lora_rank if theirs is above 16",
+        f"{where}.chat: chat is already an id of this model",
+    ]
+    assert [note for note in report.notes if "nowhere" in note]
+
+
 def test_an_id_twice_in_one_entry() -> None:
     """An alias that repeats the name or another alias is a slip worth showing."""
     found = _lines(_check(_model(deployments=[_card(also_known_as=["chat", "x", "x"])])))

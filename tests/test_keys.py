@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -41,8 +42,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def locked(y: Yard, path: Path) -> None:
-    y.relay.settings = GatewaySettings(keys_file=str(path))
+def locked(y: Yard, path: Path, **more: Any) -> None:
+    y.relay.settings = GatewaySettings(keys_file=str(path), **more)
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -84,6 +85,34 @@ async def test_a_key_sees_and_uses_its_own_models(file: Path) -> None:
             assert "secret" in (await y.client.get(path, headers=bearer(ALL))).text
         unknown = await y.client.post("/v1/chat/completions", json=CHAT | {"model": "nothing"}, headers=bearer(ALL))
         assert unknown.status_code == 404
+
+
+async def test_a_key_for_a_name_or_an_adapter_sees_nothing_behind_it(file: Path) -> None:
+    """Neither the model that answers, nor its other ids; and a key for a model sees none of its adapters."""
+    file.write_text(document(models=["assistant", "sql"]))
+    behind = model("base-7b", also_known_as=("org/base-7b",), adapters={"sql": "/adapters/x", "private": "/adapters/y"})
+    async with yard(behind) as y:
+        locked(y, file, names={"assistant": {"to": "base-7b"}})
+        listed = (await y.client.get("/v1/models", headers=bearer(TEAM))).json()["data"]
+        assert [(m["id"], m["root"], m["parent"]) for m in listed] == [
+            ("assistant", "assistant", None),
+            ("sql", "sql", None),
+        ]
+        paths = ("/v1/models", "/v1/models/sql", "/v1/models/assistant", "/ready", "/ready?model=sql")
+        for path in paths:
+            answer = await y.client.get(path, headers=bearer(TEAM))
+            assert answer.status_code == 200
+            assert not any(hidden in answer.text for hidden in ("base-7b", "private", "/adapters"))
+        listed = (await y.client.get("/v1/models", headers=bearer(ALL))).json()["data"]
+        assert {(m["id"], m["root"], m["parent"]) for m in listed} >= {
+            ("sql", "sql", "base-7b"),
+            ("assistant", "base-7b", None),
+        }
+        file.write_text(document(models=["base-7b"]))
+        for asked, code in (("org/base-7b", 200), ("sql", 403)):
+            answer = await y.client.post("/v1/chat/completions", json=CHAT | {"model": asked}, headers=bearer(TEAM))
+            assert answer.status_code == code
+        assert "sql" not in (await y.client.get("/ready", headers=bearer(TEAM))).text
 
 
 async def test_probes_without_a_key_learn_nothing(file: Path) -> None:

@@ -14,6 +14,7 @@ from serve_app.prefixes import (
     Exchange,
     Memory,
     Prefix,
+    of_adapter,
     of_session,
     of_text,
 )
@@ -112,6 +113,22 @@ def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
     memory.remember((5,), "a", "a")
     assert memory.held(Prefix((1, 2), (10, 20))) == {"a": 0.5}
     assert memory.held(Prefix((3, 4), (10, 20))) == {"a": 1.0}
+
+
+def test_an_adapter_makes_another_prefix() -> None:
+    """The same text under another adapter, or under none, shares nothing, as in an engine's cache. The adapter
+    alone is half of what counts, and the longest text decides among those that have it."""
+    text, longer = of_text([b"a" * 300]), of_text([b"a" * 300, b"b" * 300])
+    one = of_adapter("one", text)
+    assert not {*one.hashes} & ({*text.hashes} | {*of_adapter("two", text).hashes})
+    assert common(one, of_adapter("one", longer)) == len(one.hashes)
+    memory = Memory()
+    memory.remember(one.hashes, "a", "ab")
+    memory.remember(of_adapter("one", longer).hashes, "b", "ab")
+    held = memory.held(of_adapter("one", longer))
+    assert held["b"] == 1 > held["a"] > 0.5
+    assert memory.held(of_adapter("one", of_text([b"other"]))) == {"a": 0.5, "b": 0.5}
+    assert memory.held(of_adapter("one", NOTHING)) == {"a": 1, "b": 1}
 
 
 # --- What gateways tell each other

@@ -175,24 +175,25 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
                 raise errors.Unavailable(
                     f"The model {model!r} is {found.state}: {found.reason}", retry_after_s=found.card.ready_in_s or 10
                 )
-            return JSONResponse({"status": "ready", "model": _described(found)})
+            return JSONResponse({"status": "ready", "model": _described(found, caller)})
         return JSONResponse(
             {
                 "status": "ready",
-                "models": {name: _described(model) for name, model in catalog.models.items()},
+                "models": {name: _described(model, caller) for name, model in catalog.models.items()},
                 "conflicts": list(catalog.conflicts),
             }
         )
 
     @api.get("/v1/models", tags=["models"], summary="Every id that a request may name")
     async def models(request: Request) -> dict[str, Any]:
-        catalog = relay.catalog(_caller(request))
-        data = [_listed(asked, catalog.models[name]) for asked, name in sorted(catalog.ids.items())]
+        caller = _caller(request)
+        data = [_listed(asked, model, caller) for asked, model in sorted(relay.listed(caller).items())]
         return {"object": "list", "data": data}
 
     @api.get("/v1/models/{model_id:path}", tags=["models"], summary="One model; ids may hold slashes")
     async def model(request: Request, model_id: str) -> dict[str, Any]:
-        return _listed(model_id, relay.resolve(model_id, _caller(request)))
+        caller = _caller(request)
+        return _listed(model_id, relay.resolve(model_id, caller), caller)
 
     @api.post("/generate", tags=["generation"], summary="Text from a prompt, without a protocol")
     async def generate(request: Request, response: Response, asked: GenerateRequest) -> GenerateAnswer:
@@ -275,13 +276,14 @@ def _document_relayed(api: FastAPI) -> None:
     api.openapi = openapi  # type: ignore[method-assign]
 
 
-def _described(model: Model) -> dict[str, Any]:
+def _described(model: Model, caller: Caller) -> dict[str, Any]:
     return {
         "state": model.state,
         "reason": model.reason,
         "replicas": model.replicas,
         "routing": model.card.routing,
-        "also_known_as": list(model.card.also_known_as),
+        "also_known_as": [asked for asked in model.card.also_known_as if caller.may(asked, model.name)],
+        "adapters": [asked for asked in model.card.adapters if caller.may(asked)],
         "tasks": list(model.card.facts.tasks) if model.card.facts else [],
         "usual_start_s": model.card.start_s,
         "usual_wake_s": model.card.wake_s,
@@ -290,14 +292,18 @@ def _described(model: Model) -> dict[str, Any]:
     }
 
 
-def _listed(asked: str, model: Model) -> dict[str, Any]:
+def _listed(asked: str, model: Model, caller: Caller) -> dict[str, Any]:
+    """``root`` and ``parent`` as vLLM gives them; what the caller may not ask for it is not told of either."""
     facts = model.card.facts
+    name = model.name if caller.may(model.name) else None
+    is_adapter = asked in model.card.adapters
     return {
         "id": asked,
         "object": "model",
         "created": model.card.created,
         "owned_by": "modelyard",
-        "root": model.name,
+        "root": asked if is_adapter else name or asked,
+        "parent": name if is_adapter else None,
         "max_model_len": facts.max_model_len if facts else None,
     }
 

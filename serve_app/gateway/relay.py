@@ -105,6 +105,10 @@ class Relay:
         """What exists, the settings' names included; ``Unavailable`` until Serve has said so once."""
         return self._known().seen_by(caller)
 
+    def listed(self, caller: Caller) -> dict[str, Model]:
+        """Every id that ``caller`` may ask for."""
+        return self._known().listed(caller)
+
     def _known(self) -> Names:
         """What every name means now; raises as ``catalog``."""
         if not self._directory.known:
@@ -119,10 +123,11 @@ class Relay:
         return self._known().resolve(asked, caller)
 
     def _able(self, target: str, asked: str, path: str) -> Model:
-        """The model ``target``, which ``asked`` led to, able to answer ``path``."""
-        model = self._known().models.models.get(target)
-        if model is None:
+        """The model of ``target``, which ``asked`` led to, able to answer ``path``."""
+        models = self._known().models
+        if target not in models.ids:
             raise errors.Unavailable(f"The model that {asked!r} means does not exist now.", retry_after_s=10)
+        model = models.resolve(target)
         facts = model.card.facts
         if facts is not None and path not in facts.paths:
             raise errors.UnsupportedTask(
@@ -180,7 +185,9 @@ class Relay:
                 self._count(FALLBACKS, before, target)
                 answer.fallback = target
             try:
-                await self._try_replicas(self._able(target, request.asked, request.route.path), request, answer)
+                model = self._able(target, request.asked, request.route.path)
+                request.under(target, self._known().models.adapter(target))
+                await self._try_replicas(model, request, answer)
                 return
             except ModelyardError as error:
                 if answer.started:
@@ -207,7 +214,7 @@ class Relay:
         lost = 0
         while True:
             if (lease := successor) is None:
-                acquiring = pool.acquire(since, ticket, at_most_s, lambda: request.prefix)
+                acquiring = pool.acquire(since, ticket, at_most_s, request.prefix)
                 lease = await (self._with_signs(acquiring, pool, model.name, answer) if shows else acquiring)
             ticket = ticket.first()
             move = Move(pool, lease, request, answer)
@@ -310,7 +317,8 @@ class Move:
     async def _run(self) -> None:
         # Nobody free in time: the request stays where it is, until it ends or its replica does.
         with contextlib.suppress(ModelyardError):
-            self._successor = await self._pool.acquire(asyncio.get_running_loop().time(), self._request.ticket.first())
+            now, ticket = asyncio.get_running_loop().time(), self._request.ticket.first()
+            self._successor = await self._pool.acquire(now, ticket, prefix=self._request.prefix)
             if not self._answer.started or self._answer.generation == self._successor.grant.generation.encode():
                 self._lease.connection.interrupt(Leaving("the replica is leaving"))
 

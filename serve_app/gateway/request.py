@@ -13,6 +13,8 @@ from serve_app.gateway.leases import Lease
 from serve_app.gateway.quotas import Charge
 from serve_app.gateway.routes import Route
 from serve_app.lease import (
+    ADAPTER_HEADER,
+    ADAPTER_PATH_HEADER,
     ASKED_MODEL_HEADER,
     COUNT_HEADER,
     GENERATION_HEADER,
@@ -21,7 +23,7 @@ from serve_app.lease import (
     PRIORITY_HEADER,
     RESUME_HEADER,
 )
-from serve_app.prefixes import Prefix
+from serve_app.prefixes import Prefix, of_adapter
 
 # A client that asks for signs of life while it waits.
 KEEP_ALIVE_HEADER = b"x-modelyard-keep-alive"
@@ -48,6 +50,7 @@ class Request:
         self.id = clean_request_id(headers.get(b"x-request-id", b"")) or secrets.token_hex(16).encode()
         self._headers = headers
         self._fields = fields
+        self._adapter: tuple[str, str] | None = None
         self._lines = [ASKED_MODEL_HEADER + b": " + self.asked.encode(), b"x-request-id: " + self.id]
         self._lines += [name + b": " + value for name, value in headers.items() if name in _FORWARDED]
         if ticket.priority:
@@ -55,9 +58,16 @@ class Request:
         if route.path in resume.PATHS:
             self._lines.append(KEEP_HEADER + b": 1")
 
-    @cached_property
+    def under(self, target: str, adapter: str | None) -> None:
+        """It goes to ``target`` now; ``adapter``: the folder, if that is one."""
+        self._adapter = (target, adapter) if adapter is not None else None
+
     def prefix(self) -> Prefix:
-        """How it begins; costs a hash of the prompt, so it is looked at where there is a choice."""
+        """How it begins; costs a hash of the prompt, once, so it is looked at where there is a choice."""
+        return of_adapter(self._adapter[0], self._text_prefix) if self._adapter else self._text_prefix
+
+    @cached_property
+    def _text_prefix(self) -> Prefix:
         return prefix_of(self.route, self._headers, self._fields)
 
     def count_on(self, lease: Lease) -> str:
@@ -83,6 +93,9 @@ class Request:
             LEASE_HEADER + b": " + grant.token.encode(),
             *self._lines,
         ]
+        if self._adapter:
+            name, path = self._adapter
+            lines += [ADAPTER_HEADER + b": " + name.encode(), ADAPTER_PATH_HEADER + b": " + path.encode()]
         if number:
             lines.append(COUNT_HEADER + b": " + number.encode())
         if answer.started:

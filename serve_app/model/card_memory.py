@@ -40,6 +40,7 @@ class CardMemory:
         start_s = [*self._start_s.values()]
         return CardView(
             also_known_as=self.settings.also_known_as,
+            adapters=self.settings.adapters,
             limits=self.settings.limits,
             routing=self.settings.routing,
             facts=self._described.facts,
