@@ -11,7 +11,8 @@ from serve_app import errors
 from serve_app.admission import Ticket
 from serve_app.catalog import State
 from serve_app.config import RequestLimits
-from serve_app.gateway.leases import Lease, LeasePool
+from serve_app.gateway.lease import Lease
+from serve_app.gateway.leases import LeasePool
 from serve_app.gateway.routes import RELAYED
 from tests.inprocess import model, yard
 

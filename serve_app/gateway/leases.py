@@ -15,7 +15,6 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app import errors
@@ -23,8 +22,10 @@ from serve_app.admission import FairQueue, Ticket
 from serve_app.config import RequestLimits
 from serve_app.gateway.affinity import Affinity
 from serve_app.gateway.held import HeldReport
-from serve_app.gateway.upstream import Connection, ConnectionBroken, Silent
-from serve_app.lease import ALIVE_PATH, LEASE_HEADER, Counted, Grant
+from serve_app.gateway.lease import Lease
+from serve_app.gateway.pulses import Pulses
+from serve_app.gateway.upstream import Connection
+from serve_app.lease import Counted
 from serve_app.prefixes import NOTHING, Prefix
 from serve_app.replica_watch import ReplicaWatch
 from serve_app.routing import pick_idle
@@ -41,29 +42,12 @@ OPEN_TIMEOUT_S = 5.0
 # Where all replicas are full Serve lets a call wait: for a replica of its own choice a request waits so long at most.
 PREFERRED_S = 0.25
 FALLBACK_RETRY_AFTER_S = 10.0
-# How often a replica at work is asked for a sign of life.
-PULSE_S = 1.0
 # A replica that broke a connection is passed over for so long where there are others: it is mostly about to end.
 SUSPECT_S = 1.0
 # How long a lease that is let go waits for the count of an aborted request.
 COUNT_S = 2.0
 
 ANYBODY = Ticket()
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """``on_leaving`` is set by the request that uses it: called once its replica's grace is over."""
-
-    grant: Grant
-    connection: Connection
-    stream: Any  # Serve's response generator: closing it ends the lease
-    ended: bool = False
-    idle_since: float = 0.0
-    since: float = 0.0  # when its present request began
-    on_leaving: Callable[[], None] | None = None
-    # Whom to tell what the replica counts, by the request's number.
-    counting: dict[str, Callable[[Counted], None]] = field(default_factory=dict)
 
 
 class LeasePool:
@@ -99,7 +83,7 @@ class LeasePool:
         self._preferring: dict[asyncio.Task[Lease | None], str] = {}  # each for one request, by the replica it prefers
         self._reaper: asyncio.TimerHandle | None = None
         self._watchers: set[asyncio.Task[None]] = set()
-        self._pulses: dict[str, asyncio.Task[None]] = {}
+        self._pulses = Pulses(limits, lambda replica: self._busy.get(replica, ()), self._holds, self._silenced)
         self._leaving: set[str] = set()
         self._hold_s = 1.0  # moving average of how long a request keeps its lease
         self._closed: errors.ModelyardError | None = None
@@ -130,7 +114,7 @@ class LeasePool:
             "idle": self.idle,
             "openers": len(self._openers) + len(self._preferring),
             "watchers": len(self._watchers),
-            "pulses": len(self._pulses),
+            "pulses": len(self._pulses.tasks),
         }
 
     @property
@@ -284,7 +268,7 @@ class LeasePool:
             self._let_go(self._idle.pop())
         self._held.close()
         self._affinity.close()
-        ours = (*self._openers, *self._preferring, *self._pulses.values())
+        ours = (*self._openers, *self._preferring, *self._pulses.tasks.values())
         for task in ours:
             task.cancel()
         pending = [*ours, *self._watchers]
@@ -406,8 +390,7 @@ class LeasePool:
         watcher = asyncio.create_task(self._watch(lease))
         self._watchers.add(watcher)  # the loop itself keeps only a weak reference
         watcher.add_done_callback(self._watchers.discard)
-        if grant.replica not in self._pulses:
-            self._pulses[grant.replica] = asyncio.create_task(self._pulse(grant))
+        self._pulses.feel(grant)
         return lease
 
     async def _watch(self, lease: Lease) -> None:
@@ -454,48 +437,12 @@ class LeasePool:
 
     # Replicas that fall silent
 
-    async def _pulse(self, grant: Grant) -> None:
-        """While requests run on the replica: ask it for a sign of life, and look at each answer's own pace."""
-        connection: Connection | None = None
-        try:
-            while self._holds(grant.replica):
-                limits = self._limits()
-                if busy := self._busy.get(grant.replica):
-                    token = next(iter(busy)).grant.token
-                    head = f"GET {ALIVE_PATH} HTTP/1.1\r\nhost: {grant.host}\r\n".encode()
-                    head += LEASE_HEADER + b": " + token.encode() + b"\r\n\r\n"
-                    try:
-                        async with asyncio.timeout(limits.silence_s):
-                            if connection is None or not connection.reusable:
-                                connection = await Connection.open(grant.host, grant.port)
-                            await connection.request(head, b"")
-                            await connection.read()
-                    except TimeoutError:
-                        self._silenced(grant.replica, limits.silence_s)
-                    except ConnectionBroken:
-                        connection = None  # it died, which its leases and requests notice by themselves
-                    self._look_for_gaps(grant.replica, limits.token_gap_s)
-                await asyncio.sleep(min(PULSE_S, limits.silence_s / 2))
-        finally:
-            del self._pulses[grant.replica]
-            if connection is not None:
-                connection.close()
-
     def _holds(self, replica: str) -> bool:
         return replica in self._busy or any(lease.grant.replica == replica for lease in self._idle)
 
     def _silenced(self, replica: str, silence_s: float) -> None:
         logger.warning("replica %s of %s has been silent for %g s: its requests move", replica, self._name, silence_s)
         self._shun(replica, 10 * silence_s)
-        for lease in tuple(self._busy.get(replica, ())):
-            lease.connection.interrupt(Silent(f"silent for {silence_s:g} s"))
-
-    def _look_for_gaps(self, replica: str, token_gap_s: float) -> None:
-        old = asyncio.get_running_loop().time() - token_gap_s
-        for lease in tuple(self._busy.get(replica, ())):
-            connection = lease.connection
-            if connection.answering and not connection.paused and connection.last_data < old:
-                connection.interrupt(Silent(f"no token for {token_gap_s:g} s"))
 
     def _shun(self, replica: str, seconds: float) -> None:
         """Take no lease on ``replica`` for so long, where another one runs."""

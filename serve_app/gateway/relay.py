@@ -21,7 +21,8 @@ from serve_app.errors import ModelyardError
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.fields import TIMEOUT_HEADER, Fields, parse, read, ticket_of
-from serve_app.gateway.leases import Lease, LeasePool
+from serve_app.gateway.lease import Lease
+from serve_app.gateway.leases import LeasePool
 from serve_app.gateway.quotas import Quotas
 from serve_app.gateway.request import NO_FALLBACK_HEADER, Request
 from serve_app.gateway.routes import BY_PATH, Route

@@ -9,7 +9,7 @@ from serve_app import resume
 from serve_app.admission import Ticket
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.fields import Fields, longest_wait_s, prefix_of
-from serve_app.gateway.leases import Lease
+from serve_app.gateway.lease import Lease
 from serve_app.gateway.quotas import Charge
 from serve_app.gateway.routes import Route
 from serve_app.lease import (
