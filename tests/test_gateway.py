@@ -24,11 +24,23 @@ def joined(text: str) -> str:
     return "".join(e["choices"][0]["delta"].get("content", "") for e in events(text) if e.get("choices"))
 
 
-async def leaves_after(seconds: float, y: Yard, body: dict[str, Any], path: str = CHAT) -> None:
+async def leaves_after(seconds: float, y: Yard, body: dict[str, Any]) -> None:
     """A client that closes its connection before its answer is there."""
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(seconds):
-            await y.client.post(path, json=body)
+            await y.client.post(CHAT, json=body)
+
+
+async def leaves_at_work(y: Yard, body: dict[str, Any], path: str = CHAT) -> None:
+    """The same, once the engine has begun with it."""
+    asking = asyncio.create_task(y.client.post(path, json=body))
+    async with asyncio.timeout(20):
+        while not y.models["chat"].replicas[0].engine.report()["running"]:
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.1)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
 
 async def test_an_answer_and_its_stream_agree() -> None:
@@ -192,7 +204,7 @@ async def test_a_client_that_leaves_aborts_its_request(stream: bool, fake: dict[
     """Before the first token, in the middle, streaming or not: the engine's request is aborted and nothing is held."""
     async with yard(model("chat")) as y:
         body = chat(stream=stream, max_tokens=500, fake=fake)
-        await leaves_after(0.3, y, body)
+        await leaves_at_work(y, body)
         await y.quiet()
         assert y.models["chat"].replicas[0].engine.report()["aborted"] == 1
 
@@ -200,7 +212,7 @@ async def test_a_client_that_leaves_aborts_its_request(stream: bool, fake: dict[
 async def test_a_client_that_leaves_generate_aborts_its_request() -> None:
     """The plain endpoint, which FastAPI serves, is no exception."""
     async with yard(model("chat", script=FakeScript(first_token_s=30))) as y:
-        await leaves_after(0.3, y, {"model_name": "chat", "prompt": "x"}, "/generate")
+        await leaves_at_work(y, {"model_name": "chat", "prompt": "x"}, "/generate")
         await y.quiet()
         assert y.models["chat"].replicas[0].engine.report()["aborted"] == 1
 
