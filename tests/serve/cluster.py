@@ -239,3 +239,19 @@ def _answers(running: Cluster) -> bool:
 
 def children(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
+
+
+@contextmanager
+def two_gateways(cluster: Cluster, **more: Any) -> Iterator[None]:
+    """``more``: Serve's options for them."""
+    plain = {"name": GATEWAY, "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"}
+    # They ask for a whole CPU each, and here are two in all. The override takes the place of the deployment's options.
+    options = {"num_cpus": 0.1, "runtime_env": {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}}}
+    deployment = {"name": GATEWAY_DEPLOYMENT, "num_replicas": 2, "ray_actor_options": options} | more
+    cluster.deploy(plain | {"deployments": [deployment]})
+    eventually("two gateways", lambda: len(cluster.gateway_pids()) == 2)
+    try:
+        yield
+    finally:
+        cluster.deploy(plain)
+        eventually("one gateway", lambda: len(cluster.gateway_pids()) == 1)

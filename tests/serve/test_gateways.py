@@ -4,17 +4,17 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from serve_app.config import CARD_DEPLOYMENT, GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH
+from serve_app.config import CARD_DEPLOYMENT
 from tests.chaos.processes import lives
-from tests.serve.cluster import GATEWAY, Cluster, both_proxies, eventually, fake_app
+from tests.serve.cluster import Cluster, both_proxies, eventually, fake_app, two_gateways
 
 pytestmark = pytest.mark.serve
 CHAT = "/v1/chat/completions"
@@ -25,22 +25,6 @@ SHARED = fake_app("shared", engine={"max_num_seqs": 256}, token_interval_s=0.05)
 
 def chat(model: str, **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": "x"}], **more}
-
-
-@contextmanager
-def two_gateways(cluster: Cluster, **more: Any) -> Iterator[None]:
-    """``more``: Serve's options for them."""
-    plain = {"name": GATEWAY, "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"}
-    # They ask for a whole CPU each, and here are two in all. The override takes the place of the deployment's options.
-    options = {"num_cpus": 0.1, "runtime_env": {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}}}
-    deployment = {"name": GATEWAY_DEPLOYMENT, "num_replicas": 2, "ray_actor_options": options} | more
-    cluster.deploy(plain | {"deployments": [deployment]})
-    eventually("two gateways", lambda: len(cluster.gateway_pids()) == 2)
-    try:
-        yield
-    finally:
-        cluster.deploy(plain)
-        eventually("one gateway", lambda: len(cluster.gateway_pids()) == 1)
 
 
 def sockets(pid: int) -> int:

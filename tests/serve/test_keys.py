@@ -1,14 +1,19 @@
 """API keys on real Serve: they change live, and no key is found anywhere in Ray."""
 
+import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
 from serve_app import keys
-from tests.serve.cluster import GATEWAY, Cluster, eventually, fake_app
+from serve_app.config import GATEWAY_DEPLOYMENT
+from tests.serve.cluster import GATEWAY, Cluster, eventually, fake_app, two_gateways
 
 pytestmark = pytest.mark.serve
 
@@ -86,3 +91,30 @@ def test_a_quota_is_settled_by_what_the_replica_counted(guarded: tuple[Cluster, 
         next(answer.iter_lines())
     # Both estimates have been given back but for a few tokens, in much less than the two minutes that a refill takes.
     eventually("settled", lambda: left() > 99_000, 10)
+
+
+def test_a_quota_holds_over_two_gateways(guarded: tuple[Cluster, str, Path]) -> None:
+    """Requests at once on connections of their own, to two gateway replicas: as many are answered as the key may, and
+    what its bucket gained meanwhile; within a tenth."""
+    running, key, file = guarded
+    per_minute = 60
+    entry = {"name": "team", "hash": keys.hash_of(key), "requests_per_minute": per_minute}
+    file.write_text(yaml.safe_dump({"keys": [entry]}))
+    headers = {"authorization": f"Bearer {key}"}
+
+    def ask(_number: int) -> int:
+        with httpx.Client(base_url=running.url, timeout=60, trust_env=False) as client:
+            return client.post(CHAT, json=BODY, headers=headers).status_code
+
+    with two_gateways(running, user_config={"keys_file": str(file)}):
+        eventually(
+            "both know the keys",
+            lambda: {httpx.get(running.url + "/v1/models", trust_env=False).status_code for _ in range(8)} == {401},
+        )
+        begun = time.monotonic()
+        with ThreadPoolExecutor(16) as clients:
+            answers = Counter(clients.map(ask, range(3 * per_minute)))
+        seconds = time.monotonic() - begun
+        assert all("guarded" in report["models"] for report in running.reports(GATEWAY, GATEWAY_DEPLOYMENT))
+    assert answers.keys() == {200, 429}
+    assert per_minute <= answers[200] <= 1.1 * per_minute + per_minute * seconds / 60 + 1
