@@ -236,7 +236,8 @@ def test_adapters_go_where_vllm_takes_them(release: Release) -> None:
     config = release.find(("vllm.config.lora:LoRAConfig",))
     assert {"max_loras", "max_cpu_loras"} <= _fields(config)
     assert "self.max_cpu_loras = self.max_loras" in ast.unparse(config), "it is None where it is not set"
-    assert "lora_config" in _fields(release.find(("vllm.config.vllm:VllmConfig",)))
+    assert {"lora_config", "device_config"} <= _fields(release.find(("vllm.config.vllm:VllmConfig",)))
+    assert "device_type" in _fields(release.find(("vllm.config.device:DeviceConfig",)))
 
 
 def test_the_numbers_that_scaling_follows_exist(release: Release) -> None:

@@ -133,7 +133,7 @@ class Adapters:
     def _repeat_fault(self, adapter: Adapter) -> None:
         message, until = self._faults.get(adapter, ("", 0.0))
         if self._clock() < until:
-            raise errors.AdapterUnusable(message)
+            raise errors.AdapterUnusable(message, param="model")
         self._faults.pop(adapter, None)
 
 
@@ -151,6 +151,7 @@ class Adapted:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         adapter = ADAPTER.get()
         if scope["type"] != "http" or adapter is None:
+            LOADED.set(None)
             await self._app(scope, receive, send)
             return
         async with contextlib.AsyncExitStack() as stack:

@@ -132,13 +132,24 @@ def start_engine(engine_args: Any, **options: Any) -> Any:
     As `vllm serve` does it: some of vLLM's defaults, such as the tokens of one step, depend on what an engine is for.
     """
     usage = _first(USAGE_CONTEXT).OPENAI_API_SERVER
+    config = engine_args.create_engine_config(usage)
+    if _leaks_adapters(config):
+        # One place more, which `_adapter_room` leaves empty.
+        config.lora_config.max_loras += 1
+        config.lora_config.max_cpu_loras += 1
     return _first(ASYNC_LLM).from_vllm_config(
-        engine_args.create_engine_config(usage),
+        config,
         usage_context=usage,
         enable_log_requests=False,
         disable_log_stats=engine_args.disable_log_stats,
         **options,
     )
+
+
+def _leaks_adapters(config: Any) -> bool:
+    """On the CPU vLLM gives what is in the last place for an adapter to base-model requests too, where they share a
+    step with an adapter's (vllm-project/vllm#48421): right only as long as nothing ever was in that place."""
+    return config.lora_config is not None and config.device_config.device_type == "cpu"
 
 
 class VllmEngine:
@@ -218,8 +229,11 @@ class VllmEngine:
 
         Those in the memory of its GPU are fewer (`max_loras`): vLLM swaps them and lets requests wait for that.
         """
-        lora_config = self._llm.vllm_config.lora_config
-        return lora_config.max_cpu_loras - len(self._serving_models.lora_requests) if lora_config is not None else 0
+        config = self._llm.vllm_config
+        if config.lora_config is None:
+            return 0
+        places = config.lora_config.max_loras - 1 if _leaks_adapters(config) else config.lora_config.max_cpu_loras
+        return int(places) - len(self._serving_models.lora_requests)
 
     @property
     def _serving_models(self) -> Any:
