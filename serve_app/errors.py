@@ -71,6 +71,12 @@ class UnsupportedTask(InvalidRequest):
     code = "unsupported_task"
 
 
+class AdapterUnusable(InvalidRequest):
+    """The model exists, but its engine cannot use the LoRA adapter that the id stands for."""
+
+    code = "adapter_unusable"
+
+
 class Unauthorized(InvalidRequest):
     status = 401
     type = "authentication_error"
@@ -163,6 +169,10 @@ def sse_event(error: ModelyardError, protocol: Protocol = "openai") -> bytes:
 
 def failed_to_start(model: str) -> Unavailable:
     return Unavailable(f"The model {model!r} failed to start.", retry_after_s=30)
+
+
+def adapter_unusable(name: str, why: str) -> AdapterUnusable:
+    return AdapterUnusable(f"The adapter {name!r} cannot be used: {why.rstrip('.')}.", param="model")
 
 
 def render(error: ModelyardError, protocol: Protocol = "openai") -> tuple[int, list[tuple[bytes, bytes]], bytes]:

@@ -19,11 +19,12 @@ UNKNOWN_LEASE = b"unknown"
 ALIVE_PATH = "/modelyard/alive"
 # Count this request's tokens, under this number: see ``Counted``.
 COUNT_HEADER = b"x-modelyard-count"
-# Which LoRA adapter the request asks for, and the folder that it is in on the replica's node.
-ADAPTER_HEADER = b"x-modelyard-adapter"
-ADAPTER_PATH_HEADER = b"x-modelyard-adapter-path"
 # What its key's priority is, as vLLM counts: a whole number, lower goes first.
 PRIORITY_HEADER = b"x-modelyard-priority"
+# The LoRA adapter that must answer: its name, and its folder on the replica's node, both in UTF-8. Without them the
+# base model answers.
+ADAPTER_HEADER = b"x-modelyard-adapter"
+ADAPTER_PATH_HEADER = b"x-modelyard-adapter-path"
 # Continuing a broken stream (see serve_app/model/journal.py). Request: keep a journal for me; so many bytes of the
 # body are the journal so far; of this generation. Response: the stream has a journal, of this generation.
 KEEP_HEADER = b"x-modelyard-keep"

@@ -3,7 +3,8 @@
 from typing import Any
 
 from serve_app.asgi import Message, Receive, Scope, Send
-from serve_app.lease import LEASE_HEADER, REFUSED_HEADER
+from serve_app.lease import ADAPTER_HEADER, ADAPTER_PATH_HEADER, LEASE_HEADER, REFUSED_HEADER
+from serve_app.model.engine_protocol import ADAPTER, Adapter
 from serve_app.model.lease_gate import Lease, LeaseGate
 
 
@@ -94,3 +95,20 @@ async def test_an_app_that_fails_frees_its_lease() -> None:
         await gate(request(lease), receive, Sent())
     except RuntimeError:
         assert not lease.busy
+
+
+async def test_a_request_has_the_adapter_that_its_headers_name() -> None:
+    """Name and path, in any script; the next request on the lease names none and has none."""
+    seen: list[Adapter | None] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(ADAPTER.get())
+        await answers(scope, receive, send)
+
+    gate = LeaseGate(app)
+    lease = gate.grant()
+    scope = request(lease)
+    scope["headers"] += [(ADAPTER_HEADER, "héros".encode()), (ADAPTER_PATH_HEADER, "/模型/héros".encode())]
+    await gate(scope, receive, Sent())
+    await gate(request(lease), receive, Sent())
+    assert seen == [Adapter("héros", "/模型/héros"), None]

@@ -76,6 +76,10 @@ CALLS: dict[str, tuple[tuple[str, ...], str, int, tuple[str, ...]]] = {
     "detokenizer update": (DETOKENIZER, "update", 3, ()),
     "clone": (SAMPLING_PARAMS, "clone", 1, ()),
     "get_num_unfinished_requests": (OUTPUT_PROCESSOR, "get_num_unfinished_requests", 1, ()),
+    # What adapters are loaded with.
+    "add_lora": (engine.ASYNC_LLM, "add_lora", 2, ()),
+    "remove_lora": (engine.ASYNC_LLM, "remove_lora", 2, ()),
+    "lora number": (("vllm.utils.counter:AtomicCounter",), "inc", 2, ()),
     "record": (STAT_LOGGER, "record", 1, ("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx")),
     "log_engine_initialized": (STAT_LOGGER, "log_engine_initialized", 1, ()),
     "log": (STAT_LOGGER, "log", 1, ()),
@@ -212,6 +216,28 @@ def test_a_request_is_continued_where_vllm_passes_it_on(release: Release) -> Non
     assert {"request_id", "prompt_token_ids", "sampling_params"} <= _fields(release.find(CORE_REQUEST))
     assert {"max_tokens", "min_tokens"} <= _fields(release.find(SAMPLING_PARAMS))
     assert "STOP" in ast.unparse(release.find(engine.FINISH_REASON))
+
+
+def test_adapters_go_where_vllm_takes_them(release: Release) -> None:
+    """``generate`` and ``encode`` hand a request to ``add_request`` with its adapter by keyword, where ours is put; the
+    request of the engine core carries it. Settings, counter and list are where the adapter looks for them."""
+    llm = release.find(engine.ASYNC_LLM)
+    assert isinstance(llm, ast.ClassDef)
+    for name in ("generate", "encode"):
+        text = ast.unparse(_defined(llm.body, name) or pytest.fail(f"AsyncLLM has no {name}"))
+        call = text[text.index("self.add_request(") :]
+        assert "lora_request=lora_request" in call[: call.index(")\n")]
+    assert "lora_request" in _fields(release.find(CORE_REQUEST))
+    lora = release.find(engine.LORA_REQUEST)
+    assert isinstance(lora, ast.ClassDef)
+    fields = [n.target.id for n in lora.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+    assert fields[:3] == ["lora_name", "lora_int_id", "lora_path"]
+    assert {"lora_id_counter", "lora_requests"} <= _assigned(release.find(SERVED_MODELS))
+    config = release.find(("vllm.config.lora:LoRAConfig",))
+    assert {"max_loras", "max_cpu_loras"} <= _fields(config)
+    assert "self.max_cpu_loras = self.max_loras" in ast.unparse(config), "it is None where it is not set"
+    assert {"lora_config", "device_config"} <= _fields(release.find(("vllm.config.vllm:VllmConfig",)))
+    assert "device_type" in _fields(release.find(("vllm.config.device:DeviceConfig",)))
 
 
 def test_the_numbers_that_scaling_follows_exist(release: Release) -> None:

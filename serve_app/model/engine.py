@@ -4,6 +4,7 @@ Works with vLLM 0.26, 0.32 and 0.33, whose signatures agree here and whose impor
 place a thing has lived. ``tests/test_vllm_contract.py`` holds all of it against the installed release.
 """
 
+import asyncio
 import contextlib
 import copy
 import dataclasses
@@ -11,6 +12,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -23,10 +25,11 @@ from serve_app import demo_model, errors
 from serve_app.asgi import ASGIApp
 from serve_app.config import ModelArgs, Source
 from serve_app.lease import EngineFacts
+from serve_app.model.adapters import LOADED, Adapted, Adapters
 from serve_app.model.commit_late import ADMISSION, Admission, CommitLate
 from serve_app.model.counting import COUNTING
 from serve_app.model.engine_args import read_numbers
-from serve_app.model.engine_protocol import ASKED_MODEL, PRIORITY
+from serve_app.model.engine_protocol import ASKED_MODEL, PRIORITY, Adapter
 from serve_app.model.gpu_turn import gpu_turn
 from serve_app.model.journal import JOURNAL, Journal
 from serve_app.model.token_rate import TokenRate
@@ -56,6 +59,7 @@ ENGINE_ARGS = ("vllm.engine.arg_utils:AsyncEngineArgs",)
 USAGE_CONTEXT = ("vllm.usage.usage_lib:UsageContext",)
 ASYNC_LLM = ("vllm.v1.engine.async_llm:AsyncLLM",)
 STAT_LOGGER_BASE = ("vllm.v1.metrics.loggers:StatLoggerBase",)
+LORA_REQUEST = ("vllm.lora.request:LoRARequest",)
 FINISH_REASON = ("vllm.v1.engine:FinishReason",)
 GET_MAX_TOKENS = ("vllm.entrypoints.serve.utils.api_utils:get_max_tokens",)
 CREATE_ERROR_RESPONSE = (
@@ -129,13 +133,24 @@ def start_engine(engine_args: Any, **options: Any) -> Any:
     As `vllm serve` does it: some of vLLM's defaults, such as the tokens of one step, depend on what an engine is for.
     """
     usage = _first(USAGE_CONTEXT).OPENAI_API_SERVER
+    config = engine_args.create_engine_config(usage)
+    if _leaks_adapters(config):
+        # One place more, which `_adapter_room` leaves empty.
+        config.lora_config.max_loras += 1
+        config.lora_config.max_cpu_loras += 1
     return _first(ASYNC_LLM).from_vllm_config(
-        engine_args.create_engine_config(usage),
+        config,
         usage_context=usage,
         enable_log_requests=False,
         disable_log_stats=engine_args.disable_log_stats,
         **options,
     )
+
+
+def _leaks_adapters(config: Any) -> bool:
+    """On the CPU vLLM gives what is in the last place for an adapter to base-model requests too, where they share a
+    step with an adapter's (vllm-project/vllm#48421): right only as long as nothing ever was in that place."""
+    return config.lora_config is not None and config.device_config.device_type == "cpu"
 
 
 class VllmEngine:
@@ -146,6 +161,7 @@ class VllmEngine:
         self._name = name
         self._llm: Any = None
         self._app: Any = None
+        self._adapters: Adapters | None = None
         self._end: threading.Timer | None = None
         self._step: Any = None  # the scheduler's numbers after the engine's last step
         self._tokens = TokenRate()
@@ -165,6 +181,8 @@ class VllmEngine:
         tasks = tuple(sorted(await self._llm.get_supported_tasks()))
         self._app = await self._build_app(engine_args, tasks)
         _refuse_to_shorten()
+        self._adapters = Adapters(self._load_adapter, self._unload_adapter, max(1, self._adapter_room))
+        _answer_by_adapter(self._llm)
         _note_admissions(self._llm)
         _keep_journals(self._llm, self._is_dead)
         return EngineFacts(
@@ -196,7 +214,8 @@ class VllmEngine:
 
     @property
     def asgi(self) -> ASGIApp:
-        return CommitLate(self._app, self._is_dead, _refused)
+        assert self._adapters is not None
+        return Adapted(CommitLate(self._app, self._is_dead, _refused), self._adapters)
 
     async def check_health(self) -> None:
         self._is_dead()
@@ -205,6 +224,54 @@ class VllmEngine:
     async def ping(self) -> None:
         # Answered by the engine core between two steps, so it says that steps end.
         await self._llm.is_sleeping()
+
+    @property
+    def _adapter_room(self) -> int:
+        """How many adapters the engine keeps beside those that its own settings name (`lora_modules`).
+
+        Those in the memory of its GPU are fewer (`max_loras`): vLLM swaps them and lets requests wait for that.
+        """
+        config = self._llm.vllm_config
+        if config.lora_config is None:
+            return 0
+        places = config.lora_config.max_loras - 1 if _leaks_adapters(config) else config.lora_config.max_cpu_loras
+        return int(places) - len(self._serving_models.lora_requests)
+
+    @property
+    def _serving_models(self) -> Any:
+        return self._app.state.openai_serving_models
+
+    async def _load_adapter(self, adapter: Adapter) -> Any:
+        """vLLM's ``LoRARequest`` for the adapter, once the engine has it."""
+        try:
+            return await self._add_adapter(adapter)
+        except Exception as error:
+            logger.error("cannot load the adapter %s from %s: %s", adapter.name, adapter.path, error)
+            raise errors.adapter_unusable(adapter.name, _cause(error, adapter)) from None
+
+    async def _add_adapter(self, adapter: Adapter) -> Any:
+        if self._adapter_room < 1:
+            raise ValueError("the model's engine has no room for adapters (`enable_lora`, `max_cpu_loras`)")
+        # vLLM would ask a model hub for a folder that is not there, and hold up every request meanwhile.
+        config = Path(adapter.path, "adapter_config.json")
+        if not await asyncio.to_thread(config.is_file):
+            raise ValueError("its folder is not on the replica's node, or has no adapter_config.json")
+        # A number and a name of its own each time that it is loaded. vLLM takes an adapter that failed half-way for a
+        # good one if it comes again under its number, tells running requests' adapters apart by their names, and 0.26
+        # finds cached prefixes by the name alone.
+        number = self._serving_models.lora_id_counter.inc(1)
+        lora = _first(LORA_REQUEST)(f"{adapter.name}#{number}", number, adapter.path)
+        try:
+            await self._llm.add_lora(lora)
+        except Exception:
+            if self._is_dead():
+                await asyncio.Event().wait()  # this replica ends, and the gateway asks another one
+            await self._unload_adapter(lora)
+            raise
+        return lora
+
+    async def _unload_adapter(self, lora: Any) -> None:
+        await self._llm.remove_lora(lora.lora_int_id)
 
     def _is_dead(self) -> bool:
         """Whether the engine is lost; if so this replica ends in a moment.
@@ -239,8 +306,11 @@ class VllmEngine:
 
     def report(self) -> dict[str, Any]:
         processor = getattr(self._llm, "output_processor", None)
-        running = processor.get_num_unfinished_requests() if processor else 0
-        return {"running": running, "prefix_cache": dict(self._prefix_cache)}
+        return {
+            "running": processor.get_num_unfinished_requests() if processor else 0,
+            "adapters": self._adapters.names if self._adapters else [],
+            "prefix_cache": dict(self._prefix_cache),
+        }
 
     def shutdown(self) -> None:
         if self._llm is not None:
@@ -273,10 +343,11 @@ class _ExitFlag:
 def _answer_to_any_name(models: Any) -> None:
     """Let the served-models object accept, and repeat in answers, the id that the client asked for.
 
-    A model's further ids change live, and the gateway has resolved the id before the request came here. Adapters keep
-    vLLM's own way: they have a name of their own.
+    A model's further ids change live, and the gateway has resolved the id before the request came here. Adapters that
+    the engine's own settings name (`lora_modules`) keep vLLM's way: they have a name of their own.
     """
-    is_base_model, model_name = models.is_base_model, models.model_name
+    # The registry's: that of `models` asks the registry.
+    is_base_model, model_name = models.registry.is_base_model, models.model_name
 
     def accepts(name: str) -> bool:
         return name == ASKED_MODEL.get() or bool(is_base_model(name))
@@ -332,6 +403,34 @@ def _meant(faults: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _is_class(part: Any) -> bool:
     return isinstance(part, str) and part[:1].isupper()
+
+
+def _answer_by_adapter(llm: Any) -> None:
+    """Give every request to the engine with the adapter that it is for.
+
+    Here and not by the model's name, as vLLM's API server does it: no route can forget it, and the base model is never
+    taken for an adapter of the same name, nor an adapter for the base.
+    """
+    add_request = llm.add_request
+
+    async def adapted(*args: Any, **kwargs: Any) -> Any:
+        if (lora := LOADED.get()) is not None:
+            kwargs["lora_request"] = lora
+        return await add_request(*args, **kwargs)
+
+    llm.add_request = adapted
+
+
+def _cause(error: Exception, adapter: Adapter) -> str:
+    """What is wrong with the adapter, for its client: the first line of vLLM's words, without the path and what it
+    wraps around a worker's error."""
+    text = str(error).removeprefix("Call to add_lora method failed: ")
+    worker = re.match(r"Worker failed with error '(.*?)', please check the stack trace", text, re.DOTALL)
+    if worker is not None:
+        text = worker[1]
+    if adapter.path:
+        text = text.replace(adapter.path, "its folder")
+    return (text.strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _note_admissions(llm: Any) -> None:

@@ -1,6 +1,7 @@
 """What a model replica needs of an engine. ``engine.py`` (vLLM) and ``fake_engine.py`` have this shape."""
 
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from serve_app.asgi import ASGIApp
@@ -15,13 +16,26 @@ ASKED_MODEL: ContextVar[str | None] = ContextVar("asked_model", default=None)
 PRIORITY: ContextVar[int] = ContextVar("priority", default=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter. ``path``: its folder on this node. Files that change need another path: what was loaded stays."""
+
+    name: str
+    path: str
+
+
+# The adapter that must answer the request; None: the base model, whatever adapters are loaded.
+ADAPTER: ContextVar[Adapter | None] = ContextVar("adapter", default=None)
+
+
 class Engine(Protocol):
     async def start(self) -> EngineFacts:
         """Load the model. Returns when requests can be answered; raises with the cause otherwise."""
 
     @property
     def asgi(self) -> ASGIApp:
-        """The engine's OpenAI-compatible app; valid after ``start``. It keeps the journal of ``JOURNAL``."""
+        """The engine's OpenAI-compatible app; valid after ``start``. It keeps the journal of ``JOURNAL`` and
+        answers by ``ADAPTER``, or with 400 where that cannot be used."""
 
     async def check_health(self) -> None:
         """Raise when the engine is dead."""
@@ -34,7 +48,7 @@ class Engine(Protocol):
         """What runs and waits now."""
 
     def report(self) -> dict[str, Any]:
-        """Counters for tests and status pages."""
+        """Counters for tests and status pages; ``adapters``: the names of those that are loaded."""
 
     def shutdown(self) -> None:
         """End the engine and its processes; callable more than once, and after a failed start."""

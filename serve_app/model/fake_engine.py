@@ -9,7 +9,8 @@ Keys of ``fake``: ``status`` (answer this HTTP status at once), ``fail`` (raise 
 error in the stream), ``hang`` (stop sending after so many tokens, for ever), ``die`` (SIGKILL this process after so
 many tokens), ``interval_s`` and ``first_token_s`` (override the script's). Answers are deterministic: token ``i`` is
 ``"t<i> "``, and usage counts prompt words. ``fail``, ``hang`` and ``die`` happen where the answer began: not again
-where its stream is continued.
+where its stream is continued. An adapter's tokens are ``"NAME:t<i> "`` (other routes name it in
+``adapter``), and one whose path ends in ``broken`` is unusable.
 """
 
 import asyncio
@@ -26,8 +27,9 @@ from serve_app import errors
 from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, read_body, respond, while_client_stays
 from serve_app.config import FakeScript
 from serve_app.lease import EngineFacts
+from serve_app.model.adapters import Adapted, Adapters
 from serve_app.model.counting import COUNTING
-from serve_app.model.engine_protocol import ASKED_MODEL
+from serve_app.model.engine_protocol import ADAPTER, ASKED_MODEL, Adapter
 from serve_app.model.journal import JOURNAL, Journal
 from serve_app.model.token_rate import TokenRate
 from serve_app.scaling import EngineStats
@@ -50,6 +52,7 @@ _JOURNALED = _PATHS["generate"][:2]
 _KINDS: dict[str, type] = {"fake": dict, "messages": list, "stream_options": dict}
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 _MOST_TOKENS = 1_000_000
+_ADAPTERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,8 @@ class Output:
 
     @property
     def text(self) -> str:
-        return f"t{self.token} "
+        adapter = ADAPTER.get()
+        return f"{adapter.name}:t{self.token} " if adapter else f"t{self.token} "
 
 
 class ScriptedFailure(Exception):
@@ -132,6 +136,7 @@ class FakeEngine:
         self._resumed = 0
         self._dead = False
         self._process = EngineProcess() if script.process else None
+        self._adapters = Adapters(_load, _unload, _ADAPTERS)
 
     async def start(self) -> EngineFacts:
         await asyncio.sleep(self._script.start_s)
@@ -144,7 +149,7 @@ class FakeEngine:
 
     @property
     def asgi(self) -> ASGIApp:
-        return self._answer
+        return Adapted(self._answer, self._adapters)
 
     async def check_health(self) -> None:
         if self._dead:
@@ -164,6 +169,7 @@ class FakeEngine:
             "finished": self._finished,
             "aborted": self._aborted,
             "resumed": self._resumed,
+            "adapters": self._adapters.names,
             "pid": os.getpid(),
             "engine_pid": self._process.pid if self._process else None,
         }
@@ -244,6 +250,8 @@ class FakeEngine:
             answer = {"input_tokens": _prompt_tokens(request)}
         else:
             answer = {"object": path.rsplit("/", 1)[-1], "model": model, "received": sorted(request)}
+        if (adapter := ADAPTER.get()) is not None:
+            answer["adapter"] = adapter.name
         await _json(send, 200, json.dumps(answer).encode())
 
     async def _stream(
@@ -317,6 +325,16 @@ class FakeEngine:
             journal.note((token,), output.text, output.finished)
             yield output
             await journal.flush()
+
+
+async def _load(adapter: Adapter) -> Adapter:
+    if adapter.path.endswith("broken"):
+        raise errors.adapter_unusable(adapter.name, "its path says so")
+    return adapter
+
+
+async def _unload(_adapter: Adapter) -> None:
+    """There is nothing to take away."""
 
 
 async def _nowhere(_message: Any) -> None:

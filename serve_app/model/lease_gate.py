@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from serve_app import errors
 from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send, respond
 from serve_app.lease import (
+    ADAPTER_HEADER,
+    ADAPTER_PATH_HEADER,
     ALIVE_PATH,
     ASKED_MODEL_HEADER,
     COUNT_HEADER,
@@ -20,7 +22,7 @@ from serve_app.lease import (
     Counted,
 )
 from serve_app.model.counting import COUNTING, Counting
-from serve_app.model.engine_protocol import ASKED_MODEL, PRIORITY
+from serve_app.model.engine_protocol import ADAPTER, ASKED_MODEL, PRIORITY, Adapter
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +61,7 @@ class LeaseGate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        token = asked = number = priority = b""
+        token = asked = number = priority = adapter = path = b""
         for name, value in scope.get("headers", ()):
             if name == LEASE_HEADER:
                 token = value
@@ -69,6 +71,10 @@ class LeaseGate:
                 number = value
             elif name == PRIORITY_HEADER:
                 priority = value
+            elif name == ADAPTER_HEADER:
+                adapter = value
+            elif name == ADAPTER_PATH_HEADER:
+                path = value
         lease = self._leases.get(token.decode("latin-1"))
         if lease is not None and scope.get("path") == ALIVE_PATH:
             await respond(send, 204, (), b"")
@@ -82,6 +88,7 @@ class LeaseGate:
         counting = Counting() if number else None
         COUNTING.set(counting)
         PRIORITY.set(int(priority or 0))
+        ADAPTER.set(Adapter(_text(adapter), _text(path)) if adapter else None)
 
         def free() -> None:
             # Once per request: by the time the app returns, the next request may hold the lease.
@@ -100,11 +107,15 @@ class LeaseGate:
             await send(message)
 
         if asked:
-            ASKED_MODEL.set(asked.decode("utf-8", "replace"))
+            ASKED_MODEL.set(_text(asked))
         try:
             await self._app(scope, receive, freeing)
         finally:
             free()
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
 
 
 async def _refuse(send: Send, why: bytes) -> None:
