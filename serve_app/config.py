@@ -311,8 +311,8 @@ class CardSettings(Spec):
     limits: RequestLimits = Field(default=RequestLimits(), description="Bounds on this model's requests.")
     routing: Literal["prefix", "least_loaded", "round_robin"] = Field(
         default="prefix",
-        description="Which replica gets a request. prefix: one that has seen how it begins (or its session) while it has "
-        "room, else one that carries little; least_loaded: one that carries little; round_robin: each in turn.",
+        description="Which replica gets a request. prefix: one that has seen how it begins (or its session) while it "
+        "has room, else one that carries little; least_loaded: one that carries little; round_robin: each in turn.",
     )
     scaling: Scaling = Field(default=Scaling(), description="How the number of replicas follows the queue.")
 
