@@ -113,6 +113,11 @@ class BodyTooLarge(InvalidRequest):
     code = "request_too_large"
 
 
+class HeadTooLarge(InvalidRequest):
+    status = 431
+    code = "request_head_too_large"
+
+
 class UnsupportedMediaType(InvalidRequest):
     status = 415
     code = "unsupported_media_type"

@@ -136,7 +136,7 @@ def apply(body: bytes, path: str, name: Name) -> bytes | None:
         return None
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError:  # names of fields that the gateway does not look at were not read before
+    except (msgspec.DecodeError, RecursionError):  # fields that the gateway does not look at were not read before
         raise errors.InvalidRequest("The body is not valid JSON.") from None
     changes = _changes(fields, path, name)
     return msgspec.json.encode(fields | changes) if changes else None

@@ -256,13 +256,14 @@ class FakeDirectory:
 
 @dataclass
 class Yard:
-    """A running gateway: ``client`` talks to it, ``models`` are its insides, ``counted`` its metrics."""
+    """A running gateway: ``client`` talks to ``server``, ``models`` are its insides, ``counted`` its metrics."""
 
     client: httpx.AsyncClient
     models: dict[str, FakeModel]
     directory: FakeDirectory
     relay: Relay
     app: GatewayApp
+    server: HttpServer
     port: int
     counted: Counter[tuple[str, ...]]
 
@@ -310,7 +311,7 @@ async def yard(*models: FakeModel) -> AsyncIterator[Yard]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=base, timeout=20, trust_env=False, limits=limits) as client:
         try:
-            yield Yard(client, directory.models, directory, relay, app, gateway.port, counted)
+            yield Yard(client, directory.models, directory, relay, app, gateway, gateway.port, counted)
         finally:
             await directory.close()
             await gateway.stop()

@@ -3,21 +3,11 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from serve_app.config import RequestLimits
 from serve_app.resume import NOT_RESUMABLE
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "failure.md").read_text()
-ROWS = [line for line in TEXT.splitlines() if line.startswith("| ") and "::test_" in line]
-
-
-@pytest.mark.parametrize("row", ROWS, ids=[row.split("|")[1].strip() for row in ROWS])
-def test_every_row_has_its_tests(row: str) -> None:
-    """The tests that a row names exist."""
-    for file, name in re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row):
-        assert re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text(), re.M), f"{file} has no {name}"
 
 
 def test_the_list_of_what_is_not_continued_is_the_codes() -> None:

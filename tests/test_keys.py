@@ -217,6 +217,15 @@ async def test_a_key_is_told_nowhere(file: Path, caplog: pytest.LogCaptureFixtur
         assert "my-wrong-key" not in text
 
 
+async def test_a_key_in_the_url_opens_nothing(file: Path) -> None:
+    """URLs get into logs: a key counts in a header only."""
+    async with yard(model("chat")) as y:
+        locked(y, file)
+        for name in ("key", "api_key", "api-key", "x-api-key", "authorization", "access_token"):
+            assert (await y.client.get("/v1/models", params={name: TEAM})).status_code == 401
+        assert (await y.client.get(f"http://user:{TEAM}@{HOST}:{y.port}/v1/models")).status_code == 401
+
+
 def test_the_command_makes_one() -> None:
     """Its entry goes to standard output and is what a keys file takes; the key goes to standard error, once."""
     made = CliRunner().invoke(app, ["key", "team-a"])

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from serve_app import __version__, errors, ray_env
-from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, respond, while_client_stays
+from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, bounded, check_head, respond, while_client_stays
 from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
 from serve_app.gateway.answer import FALLBACK_HEADER
@@ -103,6 +103,12 @@ class GatewayApp:
         if scope["type"] == "http":
             # A gateway with a route prefix of its own: servers leave it in the path and say so in root_path.
             path = scope["path"].removeprefix(scope.get("root_path", ""))
+            receive = bounded(receive, int(self._relay.settings.max_body_mb * 2**20))
+            try:
+                check_head(scope)
+            except errors.HeadTooLarge as error:
+                await respond(send, *errors.render(error, protocol_of(path)))
+                return
             try:
                 caller = self._keys.caller(dict(scope["headers"]))
             except errors.ModelyardError as error:
@@ -220,6 +226,10 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
     @api.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         path = request.url.path
+        if isinstance(error.__cause__, errors.ModelyardError):
+            return _rendered(request, error.__cause__)
+        if error.status_code == 400:  # FastAPI's word for a body that its parser gave up on
+            return _rendered(request, errors.InvalidRequest("The body is not valid JSON."))
         if error.status_code == 405 or path in BY_PATH:
             allow = "POST" if path in BY_PATH else (error.headers or {}).get("Allow", "GET")
             what = f"{path} takes {allow}, not {request.method}."

@@ -77,7 +77,7 @@ class Relay:
     async def _relay(
         self, route: Route, caller: Caller, headers: dict[bytes, bytes], receive: Receive, answer: Answer
     ) -> None:
-        body = await read_body(receive, int(self.settings.max_body_mb * 2**20))
+        body = await read_body(receive)
         async with while_client_stays(receive):
             fields = await read(route, headers, body)
             await self._exchange(fields, route, caller, headers, body, answer)
@@ -350,7 +350,7 @@ def relayed_error(status: int, body: bytes) -> ModelyardError:
     (5xx) stays in its log: it may name files and addresses."""
     if status >= 500:
         return errors.Relayed(status if status in (500, 503) else 502, "The engine could not answer this request.")
-    with contextlib.suppress(ValueError, AttributeError):
+    with contextlib.suppress(ValueError, AttributeError, RecursionError):
         parsed = json.loads(body)
         detail = parsed.get("error") if isinstance(parsed.get("error"), dict) else parsed
         if isinstance(detail.get("message"), str):

@@ -110,7 +110,10 @@ class Request:
             return None
         if not answer.generation:
             return "its replica kept no journal"
-        return resume.why_not(self.route.path, json.loads(self.body))
+        try:
+            return resume.why_not(self.route.path, json.loads(self.body))
+        except (ValueError, RecursionError):  # its engine's parser is another one
+            return "its request cannot be read here"
 
 
 def _says_yes(headers: dict[bytes, bytes], name: bytes) -> bool:

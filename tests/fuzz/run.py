@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -30,18 +31,25 @@ BOUND_S = 20.0
 # Of all requests, so many come from the OpenAPI document.
 DOCUMENTED = 0.2
 FULL, TEAM = "my-" + "f" * 43, "my-" + "t" * 43
-_LOGS = ("ray.serve", "uvicorn.error", "asyncio")
+# So many requests come before anything is counted: what starts with the first ones, and caches.
+WARM_UP = 200
+# Bytes of memory that may stay: what libraries cache, however many requests there are, and hardly anything of each.
+CACHES = 384 * 1024
+MOST_GROWTH = 100
+_LOGS = ("ray.serve", "uvicorn.error", "asyncio", "python_multipart")
 
 
 @dataclass
 class Outcome:
-    """``faults``: what no client may see. ``left_open``: what is more than before, by what. ``errors``: of the log."""
+    """``faults``: what no client may see. ``left_open``: what is more than before, by what. ``errors``: of the log.
+    ``grown``: bytes of memory that are not given back, beyond ``CACHES``, per request, by gateway."""
 
     statuses: Counter[tuple[str, str]] = field(default_factory=Counter)
     slowest: list[tuple[float, str]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     left_open: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
+    grown: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -50,7 +58,7 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        return not (self.faults or +self.left_open or self.errors)
+        return not (self.faults or +self.left_open or self.errors) and max(self.grown.values()) < MOST_GROWTH
 
     def note(self, case: Case, reply: Reply) -> None:
         self.statuses[case.origin, "left" if reply.left else "broken" if reply.broken else str(reply.status)] += 1
@@ -68,6 +76,7 @@ class Outcome:
             lines.append(f"{status:<12}{sum(counts.values()):>8}   {by}")
         lines += [f"{'slowest':<12}{seconds:>7.2f}s   {what}" for seconds, what in self.slowest]
         lines += [f"{'left open':<12}{count:>8}   {what}" for what, count in sorted(self.left_open.items())]
+        lines += [f"{'grown':<12}{size:>8.0f}   bytes per request, {which}" for which, size in self.grown.items()]
         lines.append(f"{'faults':<12}{len(self.faults):>8}   and {len(self.errors)} errors in the log")
         lines += [f"  {fault}" for fault in [*self.faults[:20], *self.errors[:10]]]
         return "\n".join(lines)
@@ -110,7 +119,7 @@ async def run(requests: int, seed: int, folder: Path, progress: bool = False) ->
     async with yard() as y:
         document = (await y.client.get("/openapi.json")).json()
     made = documented.cases(document, MODELS, int(requests * DOCUMENTED), seed)
-    for half, file in enumerate((None, keys_file)):
+    for half, (file, which) in enumerate(((None, "without keys"), (keys_file, "with keys"))):
         before = _open_things()
         share = requests // 2 if half else requests - requests // 2
         with _errors(outcome):
@@ -119,17 +128,20 @@ async def run(requests: int, seed: int, folder: Path, progress: bool = False) ->
                 mutations = Mutations(Random(seed + half), (FULL, TEAM) if file else ())
                 half_made = [mutations.with_key(case) for case in made[half::2]]
                 mutated = itertools.islice(mutations, share - len(half_made))
-                await _round(y, itertools.chain(half_made, mutated), outcome, progress)
+                await _round(y, itertools.chain(half_made, mutated), share, outcome, which, progress)
             gc.collect()  # a task's exception that nobody fetched is logged when the task goes
         await _settled(before, outcome, "after the gateway's end")
     outcome.seconds = time.monotonic() - began
     return outcome
 
 
-async def _round(y: Yard, cases: Iterable[Case], outcome: Outcome, progress: bool) -> None:
-    await _ask_all(y, itertools.islice(Mutations(Random(0)), CLIENTS), Outcome())  # what starts with the first requests
+async def _round(y: Yard, cases: Iterable[Case], requests: int, outcome: Outcome, which: str, progress: bool) -> None:
+    y.server._server.config.timeout_keep_alive = 1  # so long uvicorn keeps what a client left that reset its connection
+    await _ask_all(y, itertools.islice(Mutations(Random(0)), WARM_UP), Outcome())
     await y.quiet()
     before = _open_things()
+    gc.collect()
+    tracemalloc.start()  # counts what is made from now on, so what is left of it is what is more
     await _ask_all(y, cases, outcome, progress)
     try:
         await y.quiet()
@@ -140,6 +152,20 @@ async def _round(y: Yard, cases: Iterable[Case], outcome: Outcome, progress: boo
             outcome.left_open[f"{what} of a pool"] += count if what != "pulses" else 0
     outcome.left_open["open requests of a key"] += sum(y.relay._open.values())
     await _settled(before, outcome, "after the requests")
+    outcome.grown[which] = max(0.0, await _growth() - CACHES) / requests
+    tracemalloc.stop()
+
+
+async def _growth() -> float:
+    """Bytes that were taken since ``tracemalloc`` began and are not given back, once they become no fewer."""
+    least = float("inf")
+    while True:
+        await asyncio.sleep(2)
+        gc.collect()
+        now = tracemalloc.get_traced_memory()[0]
+        if now >= least * 0.95:
+            return min(now, least)
+        least = now
 
 
 async def _ask_all(y: Yard, cases: Iterable[Case], outcome: Outcome, progress: bool = False) -> None:
@@ -181,11 +207,12 @@ def _errors(outcome: Outcome) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in _LOGS]
     for logger in loggers:
         logger.addHandler(keep)
-    level = loggers[0].level
-    loggers[0].setLevel(logging.ERROR)  # each fallback is a line
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)  # each fallback is a line, and pytest keeps them all
     try:
         yield
     finally:
-        loggers[0].setLevel(level)
-        for logger in loggers:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
             logger.removeHandler(keep)

@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.fuzz.run import Outcome, run
+from serve_app.gateway.app import GatewayApp
+from tests.fuzz.run import MOST_GROWTH, Outcome, run
 
 
 def well(outcome: Outcome) -> None:
@@ -16,8 +18,25 @@ def well(outcome: Outcome) -> None:
 
 
 async def test_a_thousand_requests(tmp_path: Path) -> None:
-    """No 5xx but 503 with Retry-After, every error in its envelope, every stream ended, nothing left open; short."""
+    """No 5xx but 503 with Retry-After, every error in its envelope, every stream ended, nothing left open or in memory;
+    short."""
     well(await run(1000, seed=1, folder=tmp_path))
+
+
+async def test_a_leak_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run fails where the gateway keeps 4 KB of each request: the bound on memory does not hold of itself."""
+    kept: list[bytes] = []
+    answer = GatewayApp._answer
+
+    async def leaky(self: GatewayApp, *args: Any) -> None:
+        kept.append(os.urandom(4096))
+        await answer(self, *args)
+
+    monkeypatch.setattr(GatewayApp, "_answer", leaky)
+    outcome = await run(400, seed=1, folder=tmp_path)
+    assert not outcome.good
+    assert not outcome.faults
+    assert min(outcome.grown.values()) > MOST_GROWTH
 
 
 @pytest.mark.fuzz

@@ -1,6 +1,7 @@
 """The product on real Ray Serve with the scripted engine, behind HAProxy and behind Serve's own proxy."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -51,6 +52,19 @@ def test_the_proxy_is_the_one_that_the_environment_asks_for(yard_cluster: Cluste
     assert ("haproxy" in names) == yard_cluster.haproxy
     told = "Not set when Ray started" in yard_cluster.log(GATEWAY, "Gateway")
     assert told != yard_cluster.haproxy
+
+
+@both_proxies
+def test_a_huge_head_is_refused(yard_cluster: Cluster) -> None:
+    """By the proxy or by the gateway behind it: a 4xx or a closed connection, and the next request is answered."""
+    yard_cluster.deploy(ALPHA)
+    eventually("its card is known", lambda: yard_cluster.client.get("/v1/models/alpha").is_success, 20)
+    huge: list[dict[str, str]] = [{"traceparent": "a" * 2**20}, {f"x-{i}": "1" for i in range(10_000)}]
+    for headers in huge:
+        with contextlib.suppress(httpx.NetworkError, httpx.RemoteProtocolError):
+            refused = yard_cluster.client.post(CHAT, json=chat("alpha", max_tokens=1), headers=headers)
+            assert refused.status_code in (400, 431)
+        assert yard_cluster.client.post(CHAT, json=chat("alpha", max_tokens=1)).status_code == 200
 
 
 def test_a_new_model_answers_without_a_restart(yard_cluster: Cluster) -> None:
