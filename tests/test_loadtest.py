@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from loadtest import fairness, figures
+from loadtest import figures
+from loadtest.fairness import simulation
 from loadtest.figures import HANDLE, MODELYARD, REST, Round
 
 
@@ -69,6 +70,6 @@ def test_a_process_is_known_by_its_title(title: str, role: str) -> None:
 
 def test_a_polite_key_waits_for_a_flood_only_in_order_of_arrival() -> None:
     """The demonstration, smaller. (The first request of each came before the queue was full.)"""
-    load = fairness.Load(slots=4, tokens_s=50.0, flood=40, pause_s=1.0, requests=20)
-    fifo, fair = (fairness.queue_times(load, ticket) for ticket in (fairness.in_order_of_arrival, fairness.fair))
-    assert max(fair[fairness.POLITE][1:]) < min(fifo[fairness.POLITE][1:]) / 2
+    load = simulation.Load(slots=4, tokens_s=50.0, flood=40, pause_s=1.0, requests=20)
+    fifo, fair = (simulation.queue_times(load, ticket) for ticket in (simulation.in_order_of_arrival, simulation.fair))
+    assert max(fair[simulation.POLITE][1:]) < min(fifo[simulation.POLITE][1:]) / 2
