@@ -76,7 +76,7 @@ def run(
         list[str] | None, typer.Option("--scenario", help="flood or priority, may be repeated; both without it.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each scenario.")] = 5,
-    seconds: Annotated[float, typer.Option(min=5, help="Of each load with all users, s.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=5, help="Of each load with all users, s.")] = 15.0,
     slots: Annotated[int, typer.Option(min=1, help="The engine's max_num_seqs.")] = 32,
     overcommit: Annotated[int, typer.Option(min=0, help="The model's own, untouched: 8.")] = 8,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait at the gateway.")] = 128,
@@ -100,7 +100,7 @@ def run(
     if unknown := sorted(set(only or ()) - SCENARIOS.keys()):
         _fail(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}", 2)
     names = [name for name in SCENARIOS if name in (only or SCENARIOS)]
-    setting = Setting(slots, overcommit, max_waiting, seconds, alone_s=max(5.0, seconds / 4))
+    setting = Setting(slots, overcommit, max_waiting, seconds, alone_s=max(5.0, seconds / 3))
     out = out or ROOT / "loadtest" / "results" / f"fairness-{datetime.now(UTC):%Y-%m-%dT%H%M}.jsonl"
     about = about_run(MODULE) | {"setting": asdict(setting)}
     try:

@@ -14,6 +14,9 @@ from serve_app.gateway.upstream import Connection, ConnectionBroken
 HOST = "127.0.0.1"
 # What came before is not counted: the queue fills, leases are opened.
 WARM_UP_S = 1.0
+# Between an answer and its user's next request, mean. Without it, who was answered would take the place that just
+# became free before anybody else could, and who was refused would be refused for ever.
+THINK_S = 0.05
 # Who was refused comes again, after a pause of this mean.
 PAUSE_S = 0.5
 # How long after its end a load may take to answer what waits then.
@@ -24,7 +27,7 @@ MEDIAN_TOKENS, SIGMA, MOST_TOKENS = 24, 0.6, 200
 
 @dataclass(frozen=True)
 class User:
-    """``open``: requests that it always has open: the next one comes when one is answered. ``key``: its API key."""
+    """``open``: requests that it has open: the next one comes soon after one is answered. ``key``: its API key."""
 
     name: str
     open: int
@@ -33,9 +36,9 @@ class User:
 
 @dataclass(frozen=True)
 class Load:
-    """``users`` at once for ``seconds``, after ``WARM_UP_S``. They go on, uncounted, until all requests that came in
+    """``users`` at once for ``seconds``, after ``warm_up_s``. They go on, uncounted, until all requests that came in
     that time are answered: so the last ones wait in no emptier queue. An answer's first token takes ``first_token_s``,
-    each further one ``interval_s``."""
+    each further one ``interval_s``. ``pause_s``: mean, after a refusal."""
 
     port: int
     model: str
@@ -44,6 +47,8 @@ class Load:
     first_token_s: float
     interval_s: float
     seed: int
+    warm_up_s: float = WARM_UP_S
+    pause_s: float = PAUSE_S
 
 
 class Answer(NamedTuple):
@@ -69,7 +74,7 @@ def run(load: Load) -> dict[str, list[Answer]]:
 async def take(load: Load) -> dict[str, list[Answer]]:
     """As ``run``, on the running loop."""
     crowd = _Crowd(load)
-    limit = WARM_UP_S + load.seconds + PATIENCE_S
+    limit = load.warm_up_s + load.seconds + PATIENCE_S
     try:
         async with asyncio.timeout(limit), asyncio.TaskGroup() as group:
             for user in load.users:
@@ -93,7 +98,7 @@ class _Crowd:
         self._load = load
         self._waiting = 0
         self._clock = asyncio.get_running_loop().time
-        self._began = self._clock() + WARM_UP_S
+        self._began = self._clock() + load.warm_up_s
 
     async def keep_asking(self, user: User, place: int) -> None:
         """One of a user's open requests after the other. Their lengths depend on the seed, not on who else asks."""
@@ -107,7 +112,7 @@ class _Crowd:
                 refused = 0
                 while (first := await _ask(connection, self._load, user, tokens)) is None:
                     refused += 1
-                    await asyncio.sleep(PAUSE_S * pauses.uniform(0.5, 1.5))
+                    await asyncio.sleep(pauses.uniform(0.5, 1.5) * self._load.pause_s)
                     if not connection.reusable:
                         connection.close()
                         connection = await Connection.open(HOST, self._load.port)
@@ -115,6 +120,7 @@ class _Crowd:
                 if counts:
                     wait, done = first - self._began - came, self._clock() - self._began
                     self.taken[user.name].append(Answer(_ms(came), _ms(wait), _ms(done), tokens, refused))
+                await asyncio.sleep(pauses.uniform(0.5, 1.5) * THINK_S)
         finally:
             connection.close()
 
