@@ -92,7 +92,7 @@ def run(
     flood: one key keeps 200 requests open, one keeps one, one keeps two.
     priority: keys of the classes high, normal and low keep 48 open each.
 
-    Takes twelve minutes, two cores and 2 GB. Exits 2 where an answer was
+    Takes a quarter of an hour, two cores and 2 GB. Exits 2 where an answer was
     incomplete or anything but 200 or 429: then there are no figures.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -117,7 +117,7 @@ def run(
 def show(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What `run` wrote.")],
     picture: Annotated[
-        Path | None, typer.Option(help="Draw the first round's waits over time, as .png or .svg; needs matplotlib.")
+        Path | None, typer.Option(help="Draw the waits of one round over time, as .png or .svg; needs matplotlib.")
     ] = None,
 ) -> None:
     """Print the tables of a run again, and draw it."""

@@ -73,25 +73,26 @@ def run(load: Load) -> dict[str, list[Answer]]:
 
 async def take(load: Load) -> dict[str, list[Answer]]:
     """As ``run``, on the running loop."""
-    crowd = _Crowd(load)
     limit = load.warm_up_s + load.seconds + PATIENCE_S
+    places = [(user, place) for user in load.users for place in range(user.open)]
     try:
+        connections = [await Connection.open(HOST, load.port) for _ in places]
+        crowd = _Crowd(load)
         async with asyncio.timeout(limit), asyncio.TaskGroup() as group:
-            for user in load.users:
-                for place in range(user.open):
-                    group.create_task(crowd.keep_asking(user, place))
+            for (user, place), connection in zip(places, connections, strict=True):
+                group.create_task(crowd.keep_asking(user, place, connection))
     except TimeoutError:
         raise StreamFault(f"the load was not over after {limit:.0f} s") from None
+    except ConnectionBroken as broken:
+        raise StreamFault(f"the endpoint cannot be reached: {broken}") from broken
     except ExceptionGroup as faults:
-        fault = faults.exceptions[0]
-        raise StreamFault(
-            f"a stream was cut: {fault}" if isinstance(fault, ConnectionBroken) else str(fault)
-        ) from fault
+        one = faults.exceptions[0]
+        raise StreamFault(f"a stream was cut: {one}" if isinstance(one, ConnectionBroken) else str(one)) from one
     return crowd.taken
 
 
 class _Crowd:
-    """The users of one load. ``_waiting``: requests that count and are not answered yet."""
+    """The users of one load, which begins when this is made. ``_waiting``: requests that count and are not answered."""
 
     def __init__(self, load: Load) -> None:
         self.taken: dict[str, list[Answer]] = {user.name: [] for user in load.users}
@@ -100,10 +101,9 @@ class _Crowd:
         self._clock = asyncio.get_running_loop().time
         self._began = self._clock() + load.warm_up_s
 
-    async def keep_asking(self, user: User, place: int) -> None:
+    async def keep_asking(self, user: User, place: int, connection: Connection) -> None:
         """One of a user's open requests after the other. Their lengths depend on the seed, not on who else asks."""
         lengths, pauses = (Random(f"{self._load.seed}/{user.name}/{place}/{what}") for what in ("lengths", "pauses"))
-        connection = await Connection.open(HOST, self._load.port)
         try:
             while (came := self._clock() - self._began) < self._load.seconds or self._waiting:
                 counts = came < self._load.seconds
