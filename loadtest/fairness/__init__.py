@@ -1,0 +1,1 @@
+"""What a key waits beside others that ask for more than a model can do: ``python -m loadtest.fairness --help``."""
