@@ -11,17 +11,13 @@ from serve_app.catalog import State
 from serve_app.config import FakeScript, GatewaySettings, RequestLimits
 from serve_app.gateway.routes import RELAYED
 from tests.inprocess import Yard, model, yard
-from tests.sse import events
+from tests.sse import events, joined
 
 CHAT = "/v1/chat/completions"
 
 
 def chat(**more: Any) -> dict[str, Any]:
     return {"model": "chat", "messages": [{"role": "user", "content": "two words"}], **more}
-
-
-def joined(text: str) -> str:
-    return "".join(e["choices"][0]["delta"].get("content", "") for e in events(text) if e.get("choices"))
 
 
 async def leaves_after(seconds: float, y: Yard, body: dict[str, Any]) -> None:
