@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from serve_app import local_cluster
+from serve_app.config import CARD_DEPLOYMENT
 from tests.serve.cluster import GATEWAY, Cluster, both_proxies, eventually, fake_app
 from tests.sse import events
 
@@ -271,3 +272,29 @@ def test_names_change_live(yard_cluster: Cluster) -> None:
     eventually("gone", lambda: yard_cluster.client.post(CHAT, json=chat("alias")).status_code == 404, 10)
     assert (yard_cluster.gateway_pids(), yard_cluster.pids("one"), yard_cluster.pids("two")) == before
     yard_cluster.remove("one", "two")
+
+
+def test_adapters_change_live(yard_cluster: Cluster) -> None:
+    """One that is added to the card is an id at once, and one that is taken away none any more; nothing restarts."""
+    name = "base"
+
+    def adapters(**folders: str) -> None:
+        app = fake_app(name)
+        card = next(d for d in app["deployments"] if d["name"] == CARD_DEPLOYMENT)
+        card["user_config"]["adapters"] = folders
+        yard_cluster.deploy(app)
+
+    def status(asked: str) -> int:
+        return yard_cluster.client.post(CHAT, json=chat(asked)).status_code
+
+    adapters(sql="/adapters/sql")
+    eventually("the adapter answers", lambda: status("sql") == 200)
+    before = (yard_cluster.gateway_pids(), yard_cluster.pids(name), yard_cluster.pids(name, CARD_DEPLOYMENT))
+    adapters(poet="/adapters/poet", bad="/adapters/broken")
+    eventually("another one does", lambda: status("poet") == 200)
+    eventually("the first one is gone", lambda: status("sql") == 404)
+    assert (status("bad"), status(name)) == (400, 200)
+    answer = yard_cluster.client.post(CHAT, json=chat("poet", max_tokens=2)).json()
+    assert answer["choices"][0]["message"]["content"] == "poet:t0 poet:t1 "
+    assert before == (yard_cluster.gateway_pids(), yard_cluster.pids(name), yard_cluster.pids(name, CARD_DEPLOYMENT))
+    yard_cluster.remove(name)
