@@ -124,7 +124,10 @@ def show(
     _, taken = report.read(file)
     names = dict.fromkeys(one.scenario for one in taken)
     for name in names:
-        console.print(report.table(taken, name, SCENARIOS[name].told))
+        try:
+            console.print(report.table(taken, name, SCENARIOS[name].told))
+        except ValueError as error:
+            _fail(f"the loads were too short: {error}", 2)
     if picture is not None:
         plot.draw(taken, picture, {name: SCENARIOS[name].title for name in names})
     console.print(f"Raw answers: {os.path.relpath(file)}", soft_wrap=True, highlight=False)
