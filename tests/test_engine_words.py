@@ -9,7 +9,7 @@ import pytest
 from serve_app import errors
 from serve_app.config import ModelArgs
 from serve_app.model import engine
-from serve_app.model.engine_protocol import Adapter
+from serve_app.model.engine_protocol import ASKED_MODEL, Adapter
 
 
 def test_faults_are_those_of_the_branch_that_was_meant() -> None:
@@ -72,3 +72,27 @@ def test_how_many_adapters_an_engine_keeps() -> None:
     """What its memory holds; on the CPU one less than its places, because the last must stay empty."""
     lora = SimpleNamespace(max_loras=3, max_cpu_loras=8)
     assert [an_engine(Llm(lora, device))._adapter_room for device in ("cuda", "cpu")] == [8, 2]
+
+
+class Registry:
+    """vLLM's registry of base models, and what delegates to it as its served models do."""
+
+    def is_base_model(self, name: str) -> bool:
+        return name == "chat"
+
+    def model_name(self, lora_request: Any = None) -> str:
+        return "chat"
+
+
+def test_the_asked_id_is_accepted_and_an_unknown_one_is_not() -> None:
+    """Where one object asks the other, both of which are replaced, neither asks itself for ever."""
+    registry = Registry()
+    models = SimpleNamespace(registry=registry, model_name=registry.model_name)
+    models.is_base_model = lambda name: models.registry.is_base_model(name)
+    engine._answer_to_any_name(models)
+    token = ASKED_MODEL.set("asked")
+    try:
+        assert [models.is_base_model(name) for name in ("asked", "chat", "other")] == [True, True, False]
+        assert models.model_name() == "asked"
+    finally:
+        ASKED_MODEL.reset(token)
