@@ -290,6 +290,13 @@ class RequestLimits(Spec):
         gt=0,
         description="Longest pause inside one stream while its replica lives; then the stream moves.",
     )
+    chunk_s: Float = Field(
+        default=0.02,
+        ge=0,
+        le=1,
+        description="Under load, the longest time that a token of a stream waits for others to share its event with. "
+        "0: each token has its own event, as in requests with the header x-modelyard-every-token: 1.",
+    )
 
 
 class Scaling(Spec):

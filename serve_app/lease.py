@@ -21,6 +21,8 @@ ALIVE_PATH = "/modelyard/alive"
 COUNT_HEADER = b"x-modelyard-count"
 # What its key's priority is, as vLLM counts: a whole number, lower goes first.
 PRIORITY_HEADER = b"x-modelyard-priority"
+# A client's: each token of my stream shall have its own event, whatever the load. Passed on as it is.
+EVERY_TOKEN_HEADER = b"x-modelyard-every-token"
 # The LoRA adapter that must answer: its name, and its folder on the replica's node, both in UTF-8. Without them the
 # base model answers.
 ADAPTER_HEADER = b"x-modelyard-adapter"

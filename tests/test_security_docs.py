@@ -56,9 +56,9 @@ def test_what_it_names_exists() -> None:
     assert set(re.findall(r"`limits\.(\w+)`", TEXT)) <= RequestLimits.model_fields.keys()
 
 
-def test_five_headers_are_passed_on() -> None:
+def test_six_headers_are_passed_on() -> None:
     """None of them says who the client is."""
-    assert len(request._FORWARDED) == 5
+    assert len(request._FORWARDED) == 6
     assert not request._FORWARDED & {b"authorization", b"cookie", b"x-api-key", b"proxy-authorization"}
 
 

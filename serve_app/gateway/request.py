@@ -17,6 +17,7 @@ from serve_app.lease import (
     ADAPTER_PATH_HEADER,
     ASKED_MODEL_HEADER,
     COUNT_HEADER,
+    EVERY_TOKEN_HEADER,
     GENERATION_HEADER,
     KEEP_HEADER,
     LEASE_HEADER,
@@ -30,7 +31,9 @@ KEEP_ALIVE_HEADER = b"x-modelyard-keep-alive"
 # A client that wants the model that its name means, or an error.
 NO_FALLBACK_HEADER = b"x-modelyard-no-fallback"
 # What of the client's headers the engine may see. Never authorization or cookies.
-_FORWARDED = frozenset((b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version"))
+_FORWARDED = frozenset(
+    (b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version", EVERY_TOKEN_HEADER)
+)
 
 
 class Request:

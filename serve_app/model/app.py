@@ -222,6 +222,7 @@ class Model:
         try:
             limits: RequestLimits = await asyncio.wait_for(self._card.report.remote(report), 2.0)
             self._silence_s = limits.silence_s
+            self._engine.share_events(limits.chunk_s)
         except Exception as error:  # the card is a convenience: never a reason to fail a start or a health check
             logger.warning("could not reach the card of %s: %s", self._app_name, one_line(error))
 

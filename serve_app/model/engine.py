@@ -23,13 +23,14 @@ from typing import Any
 
 from serve_app import demo_model, errors
 from serve_app.asgi import ASGIApp
-from serve_app.config import ModelArgs, Source
+from serve_app.config import ModelArgs, RequestLimits, Source
 from serve_app.lease import EngineFacts
 from serve_app.model.adapters import LOADED, Adapted, Adapters
+from serve_app.model.chunks import Pace
 from serve_app.model.commit_late import ADMISSION, Admission, CommitLate
 from serve_app.model.counting import COUNTING
 from serve_app.model.engine_args import read_numbers
-from serve_app.model.engine_protocol import ASKED_MODEL, PRIORITY, Adapter
+from serve_app.model.engine_protocol import ASKED_MODEL, EVERY_TOKEN, PRIORITY, Adapter
 from serve_app.model.gpu_turn import gpu_turn
 from serve_app.model.journal import JOURNAL, Journal
 from serve_app.model.token_rate import TokenRate
@@ -165,6 +166,7 @@ class VllmEngine:
         self._end: threading.Timer | None = None
         self._step: Any = None  # the scheduler's numbers after the engine's last step
         self._tokens = TokenRate()
+        self._pace = Pace(RequestLimits().chunk_s)
         self._prefix_cache = Counter(queries=0, hits=0)  # in tokens, as vLLM counts them
 
     async def start(self) -> EngineFacts:
@@ -184,7 +186,7 @@ class VllmEngine:
         self._adapters = Adapters(self._load_adapter, self._unload_adapter, max(1, self._adapter_room))
         _answer_by_adapter(self._llm)
         _note_admissions(self._llm)
-        _keep_journals(self._llm, self._is_dead)
+        _keep_journals(self._llm, self._is_dead, self._pace)
         return EngineFacts(
             tasks=tasks,
             paths=frozenset(p for r in self._app.routes if (p := getattr(r, "path", None))),
@@ -288,12 +290,16 @@ class VllmEngine:
         return dead
 
     def _note_step(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        self._pace.step()
         if scheduler_stats is not None:
             self._step = scheduler_stats
             cache = scheduler_stats.prefix_cache_stats
             self._prefix_cache.update(queries=cache.queries, hits=cache.hits)
         if iteration_stats is not None:
             self._tokens.add(iteration_stats.num_prompt_tokens + iteration_stats.num_generation_tokens)
+
+    def share_events(self, chunk_s: float) -> None:
+        self._pace.longest_s = chunk_s
 
     def stats(self) -> EngineStats:
         unfinished = self.report()["running"]
@@ -449,7 +455,21 @@ def _note_admissions(llm: Any) -> None:
     llm.add_request = noted
 
 
-def _keep_journals(llm: Any, is_dead: Callable[[], bool]) -> None:
+async def _sharing_events(outputs: Any, pace: Pace) -> AsyncIterator[Any]:
+    """The ``outputs`` of one stream at the pace of the load: vLLM makes one of all that have waited."""
+    pace.streams += 1
+    try:
+        # Closed here, so that a request that is cancelled while it waits is aborted at once.
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                yield output
+                if not output.finished and (wait_s := pace.hold_s()):
+                    await asyncio.sleep(wait_s)
+    finally:
+        pace.streams -= 1
+
+
+def _keep_journals(llm: Any, is_dead: Callable[[], bool], pace: Pace) -> None:
     """Write what each stream generates into its journal, and begin a continued stream where its journal ends.
 
     vLLM's front end gets the request as the client sent it: its prompt, its limits, and first the outputs that other
@@ -485,6 +505,8 @@ def _keep_journals(llm: Any, is_dead: Callable[[], bool]) -> None:
         if by_priority:
             kwargs["priority"] = PRIORITY.get()  # the key's: a client may not choose its own
         outputs = generate(prompt, sampling_params, request_id, **kwargs)
+        if sampling_params.output_kind.name == "DELTA" and not EVERY_TOKEN.get():
+            outputs = _sharing_events(outputs, pace)
         if journal is None:
             async for output in outputs:
                 yield output

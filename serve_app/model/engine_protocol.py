@@ -15,6 +15,9 @@ ASKED_MODEL: ContextVar[str | None] = ContextVar("asked_model", default=None)
 # The priority of the request's key, for engines whose scheduler goes by priorities: lower goes first.
 PRIORITY: ContextVar[int] = ContextVar("priority", default=0)
 
+# Whether each token of the request's stream has an event of its own, whatever the load.
+EVERY_TOKEN: ContextVar[bool] = ContextVar("every_token", default=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
@@ -43,6 +46,9 @@ class Engine(Protocol):
     async def ping(self) -> None:
         """Return once the engine itself has answered, however busy: between two of its steps. Raises where it is
         dead; waits for ever where it stands still."""
+
+    def share_events(self, chunk_s: float) -> None:
+        """Under load tokens of a stream may wait so long for others to share their event with; see ``chunks``."""
 
     def stats(self) -> EngineStats:
         """What runs and waits now."""

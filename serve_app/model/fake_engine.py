@@ -159,6 +159,9 @@ class FakeEngine:
         if self._process is not None:
             await self._process.step()
 
+    def share_events(self, chunk_s: float) -> None:
+        """Each token has its own event, always: tests count them."""
+
     def stats(self) -> EngineStats:
         running = min(self._running, self._max_num_seqs)
         return EngineStats(running, self._running - running, tokens_s=self._tokens.per_second())

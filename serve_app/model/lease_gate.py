@@ -5,6 +5,7 @@ The outermost ASGI wrapper: whatever happens inside, a request that ends frees i
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serve_app import errors
@@ -15,6 +16,7 @@ from serve_app.lease import (
     ALIVE_PATH,
     ASKED_MODEL_HEADER,
     COUNT_HEADER,
+    EVERY_TOKEN_HEADER,
     LEASE_HEADER,
     PRIORITY_HEADER,
     REFUSED_HEADER,
@@ -22,7 +24,7 @@ from serve_app.lease import (
     Counted,
 )
 from serve_app.model.counting import COUNTING, Counting
-from serve_app.model.engine_protocol import ADAPTER, ASKED_MODEL, PRIORITY, Adapter
+from serve_app.model.engine_protocol import ADAPTER, ASKED_MODEL, EVERY_TOKEN, PRIORITY, Adapter
 
 
 @dataclass(slots=True, eq=False)
@@ -61,21 +63,8 @@ class LeaseGate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        token = asked = number = priority = adapter = path = b""
-        for name, value in scope.get("headers", ()):
-            if name == LEASE_HEADER:
-                token = value
-            elif name == ASKED_MODEL_HEADER:
-                asked = value
-            elif name == COUNT_HEADER:
-                number = value
-            elif name == PRIORITY_HEADER:
-                priority = value
-            elif name == ADAPTER_HEADER:
-                adapter = value
-            elif name == ADAPTER_PATH_HEADER:
-                path = value
-        lease = self._leases.get(token.decode("latin-1"))
+        given = dict(scope.get("headers", ()))
+        lease = self._leases.get(given.get(LEASE_HEADER, b"").decode("latin-1"))
         if lease is not None and scope.get("path") == ALIVE_PATH:
             await respond(send, 204, (), b"")
             return
@@ -85,10 +74,10 @@ class LeaseGate:
             return
         lease.busy = True
         freed = False
+        number = given.get(COUNT_HEADER)
         counting = Counting() if number else None
         COUNTING.set(counting)
-        PRIORITY.set(int(priority or 0))
-        ADAPTER.set(Adapter(_text(adapter), _text(path)) if adapter else None)
+        _understand(given)
 
         def free() -> None:
             # Once per request: by the time the app returns, the next request may hold the lease.
@@ -97,7 +86,7 @@ class LeaseGate:
                 freed = True
                 lease.busy = False
                 lease.used += 1
-                if counting is not None:
+                if counting is not None and number is not None:
                     lease.counted.put_nowait(counting.total(number.decode("latin-1")))
 
         async def freeing(message: Message) -> None:
@@ -106,12 +95,20 @@ class LeaseGate:
                 free()
             await send(message)
 
-        if asked:
-            ASKED_MODEL.set(_text(asked))
         try:
             await self._app(scope, receive, freeing)
         finally:
             free()
+
+
+def _understand(given: Mapping[bytes, bytes]) -> None:
+    """Tell the engine what the gateway says of the request."""
+    PRIORITY.set(int(given.get(PRIORITY_HEADER, 0)))
+    EVERY_TOKEN.set(given.get(EVERY_TOKEN_HEADER, b"0") not in (b"0", b"false", b""))
+    adapter, path = given.get(ADAPTER_HEADER), given.get(ADAPTER_PATH_HEADER, b"")
+    ADAPTER.set(Adapter(_text(adapter), _text(path)) if adapter else None)
+    if asked := given.get(ASKED_MODEL_HEADER):
+        ASKED_MODEL.set(_text(asked))
 
 
 def _text(value: bytes) -> str:

@@ -12,9 +12,7 @@ import pytest
 import pytest_asyncio
 
 from serve_app import demo_model, resume
-from serve_app.asgi import Receive, Scope, Send
-from serve_app.lease import ADAPTER_HEADER, ADAPTER_PATH_HEADER, ASKED_MODEL_HEADER, LEASE_HEADER, EngineFacts
-from serve_app.model.engine_protocol import ADAPTER, ASKED_MODEL, Adapter
+from serve_app.lease import ADAPTER_HEADER, ADAPTER_PATH_HEADER, ASKED_MODEL_HEADER, LEASE_HEADER
 from tests.engine import exact_resume
 from tests.engine.ask import CHAT, COMPLETIONS, GENERATING, MESSAGES, RESPONSES, events
 from tests.engine.ask import body as asking
@@ -61,8 +59,8 @@ def write_adapter(folder: Path, seed: int, *, rank: int = 8, wider: int = 0, wei
 
 
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory, engine_home: Path) -> dict[str, Adapter]:
-    """Good ones and broken ones, by the id that a client asks for."""
+def adapters(tmp_path_factory: pytest.TempPathFactory, engine_home: Path) -> dict[str, str]:
+    """Folders of good ones and broken ones, by the id that a client asks for."""
     folder = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(GOOD):
         write_adapter(folder / name, seed)
@@ -73,23 +71,11 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, engine_home: Path) -> dic
     (folder / "nothing-in-it").mkdir()
     (folder / "nothing-in-it" / "adapter_config.json").write_text("{}")
     names = [*GOOD, "large", "garbage", "wide", "empty", "nothing-in-it", "missing"]
-    return {name: Adapter(name, str(folder / name)) for name in names}
-
-
-class WithAdapters(Started):
-    """An engine whose replicas are told the adapter of the id that is asked for, as a gateway does it by headers."""
-
-    def __init__(self, engine: Any, facts: EngineFacts, adapters: dict[str, Adapter]) -> None:
-        super().__init__(engine, facts)
-        self.adapters = adapters
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ADAPTER.set(self.adapters.get(ASKED_MODEL.get() or ""))
-        await super()._answer(scope, receive, send)
+    return {name: str(folder / name) for name in names}
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def engine(engine_home: Path, adapters: dict[str, Adapter]) -> AsyncIterator[Any]:
+async def engine(engine_home: Path) -> AsyncIterator[Any]:
     from serve_app.model.engine import VllmEngine
 
     with pytest.MonkeyPatch.context() as patch:
@@ -97,15 +83,15 @@ async def engine(engine_home: Path, adapters: dict[str, Adapter]) -> AsyncIterat
         for name, value in ARGS.env.items():
             patch.setenv(name, value)
         running = VllmEngine(ARGS, "chat")
-        yield WithAdapters(running, await running.start(), adapters)
+        yield Started(running, await running.start())
         running.shutdown()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def served(engine: Any, adapters: dict[str, Adapter]) -> AsyncIterator[Yard]:
-    """A gateway in front of two replicas that share the engine; the adapters' names are ids of the model."""
+async def served(engine: Any, adapters: dict[str, str]) -> AsyncIterator[Yard]:
+    """A gateway in front of two replicas that share the engine."""
     replicas = [Replica(f"chat-{i}", engine, 16, resume.generation(ARGS)) for i in range(2)]
-    async with yard(FakeModel("chat", replicas, tuple(adapters))) as y:
+    async with yard(FakeModel("chat", replicas, adapters=dict(adapters))) as y:
         y.client.timeout = httpx.Timeout(SLOW_S)
         yield y
 
@@ -163,34 +149,24 @@ async def test_a_stream_says_what_the_whole_answer_says(served: Yard, path: str)
         assert {event["model"] for event in seen} == {name}
 
 
-async def test_the_base_model_is_not_taken_for_an_adapter_of_its_name(engine: Any, served: Yard) -> None:
+async def test_the_base_model_is_not_taken_for_an_adapter_of_its_name(
+    engine: Any, served: Yard, adapters: dict[str, str]
+) -> None:
     """An adapter that is called as the model is, and is loaded: who asks for the model without an adapter gets the
-    base model."""
-    base = await say(served, "chat")
-    engine.adapters["chat"] = Adapter("chat", engine.adapters["left"].path)
-    try:
-        adapted = await say(served, "chat")
-        assert adapted == await say(served, "left") != base
-        assert "chat" in engine.report()["adapters"]
-    finally:
-        del engine.adapters["chat"]
-    assert await say(served, "chat") == base
-
-
-async def test_the_headers_of_a_gateway_choose_the_adapter(engine: Any, served: Yard) -> None:
-    """Straight to the vLLM engine behind a lease gate, as `Model` puts them together."""
-    replica = Replica("alone", Started(engine._engine, engine._facts), 8)
+    base model. Straight to a replica's port: the gateway lets nobody call an adapter so."""
+    base, left = await say(served, "chat"), await say(served, "left")
+    replica = Replica("alone", engine, 8)
     await replica.server.start()
-    headers = {LEASE_HEADER: replica.gate.grant().token.encode(), ASKED_MODEL_HEADER: b"asked"}
-    base = f"http://127.0.0.1:{replica.server.port}"
-    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=SLOW_S) as client:
-        for name in ("left", "right", "chat"):
-            adapter = engine.adapters.get(name)
-            named = {ADAPTER_HEADER: name.encode(), ADAPTER_PATH_HEADER: adapter.path.encode()} if adapter else {}
-            answer = (await client.post(CHAT, json=request(CHAT, "asked"), headers=named)).json()
-            assert answer["model"] == "asked"
-            assert answer["choices"][0]["message"]["content"] == await say(served, name)
+    headers = {LEASE_HEADER: replica.gate.grant().token.encode(), ASKED_MODEL_HEADER: b"chat"}
+    named = {ADAPTER_HEADER: b"chat", ADAPTER_PATH_HEADER: adapters["left"].encode()}
+    url = f"http://127.0.0.1:{replica.server.port}"
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=SLOW_S) as client:
+        for more, expected in ((named, left), ({}, base)):
+            answer = (await client.post(CHAT, json=request(CHAT, "chat"), headers=more)).json()
+            assert answer["choices"][0]["message"]["content"] == expected
+    assert "chat" in engine.report()["adapters"]
     await replica.server.stop()
+    assert await say(served, "chat") == base
 
 
 BROKEN = {
@@ -204,9 +180,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-async def test_a_broken_adapter_is_refused_and_nobody_else(
-    served: Yard, name: str, adapters: dict[str, Adapter]
-) -> None:
+async def test_a_broken_adapter_is_refused_and_nobody_else(served: Yard, name: str, adapters: dict[str, str]) -> None:
     """Twice, streamed and not: 400 that says what is wrong and names no file. The base model and an adapter that runs
     meanwhile answer as before, and so does the engine afterwards."""
     before = {who: await say(served, who) for who in ("chat", "left")}
@@ -216,7 +190,7 @@ async def test_a_broken_adapter_is_refused_and_nobody_else(
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["param"]) == (400, "adapter_unusable", "model")
         assert re.search(BROKEN[name], error["message"]), error["message"]
-        assert str(Path(adapters[name].path).parent) not in error["message"]
+        assert str(Path(adapters[name]).parent) not in error["message"]
         assert "Traceback" not in error["message"]
     assert await asyncio.gather(*running) == list(before.values())
     for who in ("right", "third"):
@@ -235,9 +209,9 @@ async def test_files_that_are_gone_do_no_harm_to_requests_that_run(engine: Any, 
     it again, so it lives on. Once the adapter has left it is unusable."""
     folder = tmp_path / "fleeting"
     write_adapter(folder, 9)
-    engine.adapters["right"], right = Adapter("fleeting", str(folder)), engine.adapters["right"]
+    served.models["chat"].adapters["fleeting"] = str(folder)
     try:
-        body = asking(CHAT, QUESTION, 100, ignore_eos=True) | {"model": "right"}
+        body = asking(CHAT, QUESTION, 100, ignore_eos=True) | {"model": "fleeting"}
         running = asyncio.create_task(served.client.post(CHAT, json=body))
         while "fleeting" not in engine.report()["adapters"]:
             assert not running.done()
@@ -250,7 +224,7 @@ async def test_files_that_are_gone_do_no_harm_to_requests_that_run(engine: Any, 
             await say(served, name)
         assert (await served.client.post(CHAT, json=body)).status_code == 400
     finally:
-        engine.adapters["right"] = right
+        del served.models["chat"].adapters["fleeting"]
     await engine.check_health()
 
 

@@ -1,7 +1,7 @@
 """One real engine, in this process: streams that break are continued exactly (float32, greedy); its numbers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ import pytest_asyncio
 import yaml
 
 from serve_app import keys
-from serve_app.config import GatewaySettings, ModelArgs
+from serve_app.config import GatewaySettings, ModelArgs, RequestLimits
 from serve_app.gateway.quotas import Charge
+from serve_app.lease import EVERY_TOKEN_HEADER
+from serve_app.model import chunks
 from tests.engine import exact_resume
 from tests.engine.ask import CHAT, COMPLETIONS
 from tests.engine.conftest import ONE_THREAD
@@ -276,3 +278,55 @@ async def test_a_high_priority_goes_first_inside_the_engine(engine: Any, tmp_pat
             await asyncio.sleep(0.02)
         await asyncio.gather(*asking, ask("high", high))
         assert done.index("high") < 20
+
+
+# --- Several tokens in one event
+
+PLAIN = {EVERY_TOKEN_HEADER.decode(): "1"}
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch, engine: Any) -> Iterator[None]:
+    """As under a load that is beyond any bound; tokens may wait for half a second, so that many share an event."""
+    monkeypatch.setattr(chunks, "EVENTS_S", 0.001)
+    engine.share_events(0.5)
+    yield
+    engine.share_events(0.0)
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_tokens_that_share_an_event_are_the_same_answer(engine: Any, path: str) -> None:
+    """Text, usage and finish reason as with an event for each, in few events; who asks gets each by itself."""
+    body = STORY if path == CHAT else {"model": "chat", "prompt": "The sea is"}
+    async with yard(two(engine)) as y:
+        y.client.headers |= PLAIN
+        plain = await stream(y, path, body)
+        for name in PLAIN:
+            del y.client.headers[name]
+        shared = await stream(y, path, body)
+        assert_same(shared, plain)
+        assert len(plain) >= 15
+        assert len(shared) <= len(plain) / 2
+        for point in (2, 3):
+            assert_same(await stream(y, path, body, (point,)), plain)
+
+
+async def test_without_load_each_token_has_its_event(engine: Any) -> None:
+    """By the measured pace of the engine, not by a setting."""
+    engine.share_events(RequestLimits().chunk_s)
+    async with yard(two(engine)) as y:
+        seen = await stream(y, CHAT, STORY)
+        assert len(seen) >= 15
+
+
+@pytest.mark.usefixtures("loaded")
+async def test_a_client_that_leaves_between_events_aborts_its_request(engine: Any) -> None:
+    """While its tokens wait for others: the engine's request ends at once, and the streams are counted right."""
+    async with yard(two(engine)) as y:
+        body = STORY | {"stream": True, "max_tokens": 900, "ignore_eos": True}
+        async with y.client.stream("POST", CHAT, json=body) as answer:
+            await anext(answer.aiter_lines())
+            assert engine._engine._pace.streams == 1
+        await y.quiet()
+        assert engine._engine._pace.streams == 0
