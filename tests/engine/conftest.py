@@ -28,6 +28,7 @@ def chat_app() -> dict[str, Any]:
     apps = yaml.safe_load(LOCAL.read_text())["applications"]
     chat = next(dict(app) for app in apps if app["name"] == "chat")
     chat["args"]["env"] |= ONE_THREAD
+    chat["args"]["resources"]["num_cpus"] = 0.25  # room for a second replica beside `embed` and the gateway
     return chat
 
 
