@@ -300,7 +300,7 @@ async def test_tokens_that_share_an_event_are_the_same_answer(engine: Any, path:
     """Text, usage and finish reason as with an event for each, in few events; who asks gets each by itself."""
     body = STORY if path == CHAT else {"model": "chat", "prompt": "The sea is"}
     async with yard(two(engine)) as y:
-        y.client.headers |= PLAIN
+        y.client.headers.update(PLAIN)
         plain = await stream(y, path, body)
         for name in PLAIN:
             del y.client.headers[name]
