@@ -17,7 +17,7 @@ CPU_TORCH := $(shell grep --no-messages '^torch==.*+cpu$$' $(LOCK))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: serve stop test check chaos fuzz lock clean help
+.PHONY: serve stop test lint check chaos fuzz lock clean help
 
 serve: $(VENV)/.installed ## Install if needed, deploy CONFIG on a local Ray, follow it; Ctrl-C stops everything
 	@$(BIN)/modelyard serve $(CONFIG)
@@ -26,12 +26,14 @@ stop: $(VENV)/.installed ## Stop what `make serve` started, from another termina
 	@$(BIN)/modelyard stop
 
 test: $(VENV)/.installed-dev ## Run every test, those with Ray Serve and with the real engine too
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --durations=20
 
-check: $(VENV)/.installed-dev ## Lint, types, and the tests that need neither Ray Serve nor an engine (seconds)
+lint: $(VENV)/.installed-dev ## Style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: lint ## Style, types, and the tests that need neither Ray Serve nor an engine (minutes)
 	@$(BIN)/python -m pytest -m "not serve and not engine and not chaos and not fuzz"
 
 chaos: $(VENV)/.installed-dev ## 1,000 requests from 64 clients while replicas, engines and gateways are killed; minutes
