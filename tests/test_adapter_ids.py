@@ -1,7 +1,9 @@
 """Adapters as clients meet them: ids of their own at the gateway, answered by their base's replicas."""
 
+import asyncio
 from typing import Any
 
+from serve_app.catalog import State
 from serve_app.config import FakeScript, GatewaySettings, Name
 from tests.inprocess import Yard, model, yard
 from tests.sse import joined
@@ -129,4 +131,21 @@ async def test_adapters_come_and_go_live() -> None:
         assert (await y.client.post(CHAT, json=chat("sql"))).status_code == 200
         y.models["base"].adapters = {}
         assert (await y.client.post(CHAT, json=chat("sql"))).status_code == 404
+        await y.quiet()
+
+
+async def test_a_request_for_an_adapter_wakes_its_base() -> None:
+    """It waits in the base's queue, is held for the base as its scaling sees it, and is answered once that is up."""
+    fake = model("base", adapters=ADAPTERS)
+    async with yard(fake) as y:
+        await fake.replicas[0].die()
+        fake.state = State.ASLEEP
+        asking = asyncio.create_task(y.client.post(CHAT, json=chat("sql")))
+        async with asyncio.timeout(20):
+            while 1 not in fake.held:
+                await asyncio.sleep(0.01)
+        await fake.replicas[0].restart()
+        fake.state = None
+        answer = await asking
+        assert answer.json()["choices"][0]["message"]["content"] == "sql:t0 sql:t1 sql:t2 "
         await y.quiet()

@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_app import errors
 from serve_app.config import FakeScript, RequestLimits
-from serve_app.gateway import affinity
+from serve_app.gateway import affinity, leases
 from serve_app.gateway.affinity import Affinity
 from serve_app.gateway.fields import SESSION_HEADER
 from serve_app.prefixes import NOTHING, Exchange, News, Passed, Prefix, of_session
@@ -120,6 +121,13 @@ async def test_without_a_choice_nothing_is_read_or_told() -> None:
 # --- In one process, over real sockets
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is: no wish is given up for an idle lease elsewhere."""
+    monkeypatch.setattr(leases, "IMPATIENT_S", 0.2)
+    monkeypatch.setattr(leases, "PREFERRED_S", 10.0)
+
+
 def fleet(**more: Any) -> FakeModel:
     fake = model("m", replicas=3, **more)
     fake.watch.update("m", [replica.name for replica in fake.replicas])
@@ -201,13 +209,37 @@ async def test_a_full_home_keeps_nobody_waiting() -> None:
         await y.quiet()
 
 
+async def test_an_idle_lease_is_better_than_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The home is full, and what is free elsewhere is an idle lease's slot, so Serve has none to give: the request
+    takes that lease long before it gives up its wish."""
+    monkeypatch.setattr(leases, "PREFERRED_S", 1000.0)
+    fake = model("m", replicas=2, slots=1)
+    fake.watch.update("m", [replica.name for replica in fake.replicas])
+    async with yard(fake) as y:
+        pool = y.directory.pool(fake.entry())
+        pool._keep_idle_s = 1000.0
+        now = asyncio.get_running_loop().time
+        session = of_session(b"s")
+        home = await pool.acquire(now(), prefix=lambda: session)
+        other = await pool.acquire(now())
+        waits = asyncio.create_task(pool.acquire(now(), prefix=lambda: session))
+        await asyncio.sleep(0.01)
+        pool.release(other)
+        async with asyncio.timeout(20):
+            assert (await waits) is other
+        pool.release(home)
+        pool.release(other)
+        await pool.close(errors.Unavailable("over"))
+        await y.quiet()
+
+
 async def test_a_client_that_leaves_while_its_lease_is_made_leaves_nothing() -> None:
     """The lease that it would have had is given back or away."""
     fake = fleet(slots=1, limits=RequestLimits(wait_s=30))
     async with yard(fake) as y:
         await answered_by(y, ask(1, 1))
         pool = y.directory.pool(fake.entry())
-        leases = [await pool.acquire(asyncio.get_running_loop().time()) for _ in range(3)]
+        taken = [await pool.acquire(asyncio.get_running_loop().time()) for _ in range(3)]
         tasks = [asyncio.create_task(y.client.post(CHAT, json=ask(1, 2))) for _ in range(3)]
         async with asyncio.timeout(20):
             while not pool.report()["openers"]:
@@ -216,6 +248,6 @@ async def test_a_client_that_leaves_while_its_lease_is_made_leaves_nothing() -> 
             task.cancel()
         with pytest.raises((asyncio.CancelledError, httpx.HTTPError)):
             await tasks[0]
-        for lease in leases:
+        for lease in taken:
             pool.release(lease)
         await y.quiet()

@@ -41,6 +41,7 @@ OPEN_RETRY_S = 0.2
 OPEN_TIMEOUT_S = 5.0
 # Where all replicas are full Serve lets a call wait: for a replica of its own choice a request waits so long at most.
 PREFERRED_S = 0.25
+IMPATIENT_S = 0.05
 FALLBACK_RETRY_AFTER_S = 10.0
 # A replica that broke a connection is passed over for so long where there are others: it is mostly about to end.
 SUSPECT_S = 1.0
@@ -159,28 +160,35 @@ class LeasePool:
             lease = self._take_idle(None)
         return self._start_use(lease) if lease is not None else None
 
-    def _take_idle(self, preferred: str | None) -> Lease | None:
+    def _idle_at(self, preferred: str | None) -> int | None:
+        """Where in ``_idle`` one on ``preferred`` is; None: where the one is that any request may have."""
         idle = [lease.grant.replica for lease in self._idle]
         if preferred is not None:
-            at = idle.index(preferred) if preferred in idle else None
-        else:
-            in_use = {replica: len(leases) for replica, leases in self._busy.items()}
-            at = pick_idle(idle, in_use, self._replicas())
-        if at is None:
+            return idle.index(preferred) if preferred in idle else None
+        return pick_idle(idle, {replica: len(leases) for replica, leases in self._busy.items()}, self._replicas())
+
+    def _take_idle(self, preferred: str | None) -> Lease | None:
+        if (at := self._idle_at(preferred)) is None:
             return None
         lease = self._idle[at]
         del self._idle[at]
         return lease
 
     async def _open_for_one(self, preferred: str, within_s: float) -> Lease | None:
-        """A new lease for the caller alone, on ``preferred`` if it has room; None: there was none in time."""
+        """A new lease for the caller alone, on ``preferred`` if it has room; None: there was none in time, or there is
+        an idle one elsewhere: its slot may be the only one that is free."""
         opener = asyncio.create_task(self._new_lease(preferred))
         self._preferring[opener] = preferred
         opener.add_done_callback(self._preferring.pop)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within_s
         try:
-            await asyncio.wait([opener], timeout=within_s)
-            if opener.done() and not opener.cancelled():
-                return opener.result()
+            while (left := until - loop.time()) > 0:
+                await asyncio.wait([opener], timeout=min(left, IMPATIENT_S))
+                if opener.done():
+                    return None if opener.cancelled() else opener.result()
+                if self._idle_at(None) is not None:
+                    break
         except BaseException:
             opener.add_done_callback(self._give_away)
             raise
