@@ -134,6 +134,7 @@ class FakeEngine:
         self._finished = 0
         self._aborted = 0
         self._resumed = 0
+        self._chunk_s: float | None = None
         self._dead = False
         self._process = EngineProcess() if script.process else None
         self._adapters = Adapters(_load, _unload, _ADAPTERS)
@@ -160,7 +161,8 @@ class FakeEngine:
             await self._process.step()
 
     def share_events(self, chunk_s: float) -> None:
-        """Each token has its own event, always: tests count them."""
+        """Each token has its own event, always: tests count them. ``report`` shows what was asked for."""
+        self._chunk_s = chunk_s
 
     def stats(self) -> EngineStats:
         running = min(self._running, self._max_num_seqs)
@@ -173,6 +175,7 @@ class FakeEngine:
             "aborted": self._aborted,
             "resumed": self._resumed,
             "adapters": self._adapters.names,
+            "chunk_s": self._chunk_s,
             "pid": os.getpid(),
             "engine_pid": self._process.pid if self._process else None,
         }

@@ -274,14 +274,15 @@ def test_names_change_live(yard_cluster: Cluster) -> None:
     yard_cluster.remove("one", "two")
 
 
-def test_adapters_change_live(yard_cluster: Cluster) -> None:
-    """One that is added to the card is an id at once, and one that is taken away none any more; nothing restarts."""
+def test_a_card_changes_live(yard_cluster: Cluster) -> None:
+    """An adapter that is added is an id at once, and one that is taken away none any more; engines hear how long tokens
+    may wait to share an event; nothing restarts."""
     name = "base"
 
     def adapters(**folders: str) -> None:
         app = fake_app(name)
         card = next(d for d in app["deployments"] if d["name"] == CARD_DEPLOYMENT)
-        card["user_config"]["adapters"] = folders
+        card["user_config"] |= {"adapters": folders, "limits": {"chunk_s": len(folders) / 10}}
         yard_cluster.deploy(app)
 
     def status(asked: str) -> int:
@@ -293,6 +294,7 @@ def test_adapters_change_live(yard_cluster: Cluster) -> None:
     adapters(poet="/adapters/poet", bad="/adapters/broken")
     eventually("another one does", lambda: status("poet") == 200)
     eventually("the first one is gone", lambda: status("sql") == 404)
+    eventually("the engine hears it", lambda: yard_cluster.reports(name)[0]["engine"]["chunk_s"] == 0.2, 20)
     assert (status("bad"), status(name)) == (400, 200)
     answer = yard_cluster.client.post(CHAT, json=chat("poet", max_tokens=2)).json()
     assert answer["choices"][0]["message"]["content"] == "poet:t0 poet:t1 "
