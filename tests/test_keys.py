@@ -279,6 +279,13 @@ async def test_browsers_are_let_in_on_purpose_only() -> None:
         assert preflight.headers["access-control-allow-origin"] == "https://app.example"
         other = await y.client.options("/v1/chat/completions", headers=ask | {"origin": "https://evil.example"})
         assert "access-control-allow-origin" not in other.headers
+        for name in ("authorization", "x-modelyard-session", "x-modelyard-keep-alive"):
+            preflight = await y.client.options(
+                "/v1/chat/completions", headers=ask | {"access-control-request-headers": name}
+            )
+            assert preflight.status_code == 200, name
+        read = (await y.client.get("/health", headers=ask)).headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "retry-after", "x-modelyard-fallback", "x-ratelimit-remaining-tokens"} <= set(read)
 
 
 def test_looks_at_its_file_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

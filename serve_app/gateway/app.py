@@ -19,10 +19,12 @@ from serve_app import __version__, errors, ray_env
 from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, bounded, check_head, respond, while_client_stays
 from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
-from serve_app.gateway.answer import FALLBACK_HEADER
+from serve_app.gateway.answer import FALLBACK_HEADER, MOVES_HEADER
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.key_file import KeyFile
+from serve_app.gateway.quotas import RATE_LIMIT_HEADERS
 from serve_app.gateway.relay import Relay
+from serve_app.gateway.request import ASKING_HEADERS
 from serve_app.gateway.routes import BY_PATH, RELAYED, protocol_of
 from serve_app.keys import ANYBODY, Caller, no_key
 from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES, Metric
@@ -127,12 +129,13 @@ class GatewayApp:
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     # Keys travel in headers, never in cookies, so no credentials are allowed.
     headers = ["authorization", "x-api-key", "content-type", "anthropic-version", "x-request-id"]
+    told = ["x-request-id", "retry-after", *(name.decode() for name in (MOVES_HEADER, FALLBACK_HEADER))]
     cors = CORSMiddleware(
         app,
         allow_origins=origins,
         allow_methods=["GET", "POST"],
-        allow_headers=headers,
-        expose_headers=["x-request-id", "retry-after"],
+        allow_headers=[*headers, *(name.decode() for name in ASKING_HEADERS)],
+        expose_headers=[*told, *RATE_LIMIT_HEADERS],
     )
     return cast(ASGIApp, cors)
 

@@ -28,6 +28,10 @@ KEEP_S = 1.0
 # How long counts may come after the answer's end. A replica that died counts nothing: then the estimate stands.
 COUNT_S = 3.0
 
+RATE_LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+)
+
 Draw = Callable[[str, str, Limits, Amount, Amount], Awaitable[Drawn]]
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from serve_app import resume
 from serve_app.admission import Ticket
 from serve_app.gateway.answer import Answer
-from serve_app.gateway.fields import Fields, longest_wait_s, prefix_of
+from serve_app.gateway.fields import SESSION_HEADER, TIMEOUT_HEADER, Fields, longest_wait_s, prefix_of
 from serve_app.gateway.lease import Lease
 from serve_app.gateway.quotas import Charge
 from serve_app.gateway.routes import Route
@@ -30,6 +30,8 @@ from serve_app.prefixes import Prefix, of_adapter
 KEEP_ALIVE_HEADER = b"x-modelyard-keep-alive"
 # A client that wants the model that its name means, or an error.
 NO_FALLBACK_HEADER = b"x-modelyard-no-fallback"
+# All that a client may ask of us by header.
+ASKING_HEADERS = (TIMEOUT_HEADER, SESSION_HEADER, KEEP_ALIVE_HEADER, NO_FALLBACK_HEADER, EVERY_TOKEN_HEADER)
 # What of the client's headers the engine may see. Never authorization or cookies.
 _FORWARDED = frozenset(
     (b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version", EVERY_TOKEN_HEADER)
