@@ -97,7 +97,8 @@ def run(
     Ray with HAProxy, the gateway and a replica with the same engine arguments;
     in every second round the other way round. Clients in processes of their
     own keep so many streams open (/v1/completions, random prompts, answers of
-    one length).
+    one length). Have the machine to yourself: Ray's workers run at niceness
+    15 (RAY_worker_niceness), so they yield to others where vLLM alone does not.
 
     Each load's raw values are written as it ends: what an interrupted run has
     taken can be shown. Exits 2 where a system does not start or nothing is
@@ -197,7 +198,7 @@ def measure(setting: Setting, names: list[str], asked: Asked) -> Iterator[Sample
                         for target in targets if repeat % 2 else reversed(targets):
                             progress.update(bar, description=f"round {number}: {target}, {streams} streams")
                             taken = take(running, target, (number, repeat, streams), asked, pools)
-                            progress.console.print(_brief(taken), highlight=False)
+                            progress.console.print(_brief(taken), highlight=False, soft_wrap=True)
                             progress.advance(bar)
                             yield taken
 

@@ -18,7 +18,7 @@ BASELINE = "bare"
 SPEED = """medians over {loads} loads of {seconds:g} s; prompts of {prompt} tokens, streamed answers of {tokens}
 TTFT: from a request to its first event with tokens, ms; +: more than bare; ×: times bare
 TPOT: (last event − first event) / (tokens − 1), ms"""
-COST = """CPU: user and system time, ms per 1,000 tokens; sum: without the rest of Ray, which takes as much when idle
+COST = """CPU: user and system time, ms per 1,000 tokens; sum: without the rest of Ray, which takes as much idle
 gap: between two events of a stream, ms; client: CPU of the busiest client process, share of a core"""
 
 
@@ -225,7 +225,7 @@ def tables(samples: Sequence[Sample], about: Mapping[str, Any]) -> Iterator[Tabl
     names = ("streams", "target", "tok/s", "×", "req/s", "TTFT p50", "+", "×", "TTFT p90", "TTFT p99", "+", "×")
     names += ("TPOT p50", "×")
     yield _table(about["model"], caption, names, speed_rows(samples))
-    names = ("streams", "target", "tokens/event", "gap p50", "gap p99", *(f"CPU {r}" for r in ROLES if r != REST))
+    names = ("streams", "target", "tokens /event", "gap p50", "gap p99", *(f"CPU {r}" for r in ROLES if r != REST))
     names += ("CPU sum", "×", f"CPU {REST}", "errors", "client")
     yield _table("what it costs", COST, names, cost_rows(samples))
 
@@ -234,7 +234,7 @@ def _table(title: str, caption: str, names: Sequence[str], rows: Iterable[list[s
     shown = Table(title=title, caption=caption, box=box.SIMPLE, pad_edge=False)
     for number, name in enumerate(names):
         shown.add_column(
-            name.replace(" ", "\n", 1), justify="left" if number == 1 else "right", vertical="bottom", no_wrap=True
+            name.replace(" ", "\n"), justify="left" if number == 1 else "right", vertical="bottom", no_wrap=True
         )
     listed = list(rows)
     for row, after in zip(listed, [*listed[1:], None], strict=True):

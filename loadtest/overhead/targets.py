@@ -32,7 +32,7 @@ DEFAULT_FILE, DEFAULT_ENTRY = ROOT / "deployments" / "local.yaml", "chat"
 LOOK_S = 30.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-FRONT_END, ENGINE, GATEWAY, PROXY, REST = "front end", "engine", "gateway", "proxy", "rest of Ray"
+FRONT_END, ENGINE, GATEWAY, PROXY, REST = "front end", "engine", "gateway", "proxy", "Ray"
 ROLES = (FRONT_END, ENGINE, GATEWAY, PROXY, REST)
 _TITLES = {f"ray::ServeReplica:{MODEL}:Model": FRONT_END, "ray::ServeReplica:gateway:Gateway": GATEWAY}
 
