@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -180,7 +180,7 @@ def order(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str, list[st
             yield number, system, [name for name in names if TARGETS[name].system == system]
 
 
-def measure(setting: Setting, names: list[str], asked: Asked) -> Iterator[Sample]:
+def measure(setting: Setting, names: list[str], asked: Asked) -> Generator[Sample]:
     """Start each system in turn and take its targets' loads. ClusterFault: one does not start, or went away."""
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with ExitStack() as stack:
