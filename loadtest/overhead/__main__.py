@@ -120,6 +120,7 @@ def run(
     about = about_run(MODULE) | {"load": asdict(asked), "stream_interval": stream_interval, "model": called(args)}
     about |= {"args": args.model_dump(mode="json", exclude_unset=True)}
     about["versions"] |= _engine_versions()
+    about["environment"] = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(("RAY_", "VLLM_"))}
     about["hardware"]["gpus"] = _gpus()
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
