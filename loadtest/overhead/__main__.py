@@ -35,6 +35,9 @@ from serve_app.local_cluster import LocalClusterError
 from serve_app.ray_api import RayApiError
 
 MODULE = "loadtest.overhead"
+LEVELS = (1, 16, 64, 256)
+# Two cores answer no more in bearable time.
+DEMO_LEVELS = (1, 8)
 # Between the order to the client processes and the first request: they have their load by then.
 AHEAD_S = 0.3
 
@@ -78,7 +81,8 @@ def run(
         ),
     ] = None,
     levels: Annotated[
-        list[int] | None, typer.Option("--streams", min=1, help="At once; may be repeated. Default: 1, 16, 64, 256.")
+        list[int] | None,
+        typer.Option("--streams", min=1, help="At once; may be repeated. Default: 1, 16, 64, 256; demo model: 1, 8."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Times that each system is started.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="Of each load, per round.")] = 3,
@@ -109,7 +113,8 @@ def run(
     names = only or [name for name in TARGETS if name != "bare-interval"]
     if unknown := sorted(set(names) - TARGETS.keys()):
         _fail(f"no target {', '.join(unknown)}; there are {', '.join(TARGETS)}", 2)
-    chosen = tuple(sorted(set(levels or (1, 16, 64, 256))))
+    demo = engine is Engine.VLLM and model is None
+    chosen = tuple(sorted(set(levels or (DEMO_LEVELS if demo else LEVELS))))
     processes = clients or min(8, max(1, (os.cpu_count() or 1) // 2))
     asked = Asked(chosen, rounds, repeats, seconds, warm_up, prompt_tokens, tokens, processes)
     out = out or ROOT / "loadtest" / "results" / f"overhead-{datetime.now(UTC):%Y-%m-%dT%H%M}.jsonl"

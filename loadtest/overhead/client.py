@@ -23,7 +23,7 @@ DONE = b"data: [DONE]"
 # Ids of prompts: random, so that no prompt is in a cache. Every vocabulary has these; the lowest are often special.
 IDS = range(100, 10_000)
 # How long after its end a load may take to answer what was asked within it.
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 # After a request that failed.
 PAUSE_S = 0.2
 # Gaps are counted in classes of so many seconds.

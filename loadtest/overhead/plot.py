@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from loadtest.overhead.report import Figures, Sample, by_load
 from loadtest.overhead.targets import ROLES
@@ -21,11 +22,11 @@ def draw(samples: Sequence[Sample], file: Path, title: str) -> None:
     targets = list(dict.fromkeys(one.target for one in samples))
     figure, axes = pyplot.subplots(2, 2, figsize=(10, 7), layout="constrained")
 
-    def lines(axis: object, name: str, *shown: tuple[str, Callable[[Figures], float]]) -> None:
+    def lines(axis: Any, name: str, *shown: tuple[str, Callable[[Figures], float]]) -> None:
         for target, (colour, mark) in zip(targets, LOOKS * len(targets), strict=False):
             mine = [(streams, of) for (streams, whose), of in found.items() if whose == target]
             for style, value in shown:
-                axis.plot(  # type: ignore[attr-defined]
+                axis.plot(
                     [streams for streams, _ in mine],
                     [value(of) for _, of in mine],
                     style,
@@ -34,12 +35,12 @@ def draw(samples: Sequence[Sample], file: Path, title: str) -> None:
                     markersize=5,
                     label=target if style == "-" else None,
                 )
-        axis.set_title(name, fontsize=10, loc="left")  # type: ignore[attr-defined]
-        axis.set_xscale("log", base=2)  # type: ignore[attr-defined]
+        axis.set_title(name, fontsize=10, loc="left")
+        axis.set_xscale("log", base=2)
         levels = sorted({streams for streams, _ in found})
-        axis.set_xticks(levels, [str(level) for level in levels])  # type: ignore[attr-defined]
-        axis.set_xlabel("streams at once")  # type: ignore[attr-defined]
-        axis.set_ylim(bottom=0)  # type: ignore[attr-defined]
+        axis.set_xticks(levels, [str(level) for level in levels])
+        axis.set_xlabel("streams at once")
+        axis.set_ylim(bottom=0)
 
     lines(axes[0][0], "tokens/s", ("-", lambda of: of.tok_s))
     lines(axes[0][1], "TTFT, ms: p50 and (dashed) p99", ("-", lambda of: of.ttft_p50), ("--", lambda of: of.ttft_p99))
@@ -48,6 +49,7 @@ def draw(samples: Sequence[Sample], file: Path, title: str) -> None:
     _bars(axes[1][1], found, targets)
     for axis in axes.flat:
         axis.grid(alpha=0.3, linewidth=0.5)
+        axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ def draw(samples: Sequence[Sample], file: Path, title: str) -> None:
     pyplot.close(figure)
 
 
-def _bars(axis: object, found: dict[tuple[int, str], Figures], targets: Sequence[str]) -> None:
+def _bars(axis: Any, found: dict[tuple[int, str], Figures], targets: Sequence[str]) -> None:
     """CPU by role, at the most streams."""
     most = max(streams for streams, _ in found)
     shown = [target for target in targets if (most, target) in found]
@@ -63,8 +65,9 @@ def _bars(axis: object, found: dict[tuple[int, str], Figures], targets: Sequence
     for role, colour in zip(ROLES, PARTS, strict=True):
         values = [found[most, target].cpu.get(role, 0.0) for target in shown]
         if any(values):
-            axis.barh(shown, values, left=left, color=colour, label=role)  # type: ignore[attr-defined]
+            axis.barh(shown, values, left=left, color=colour, label=role)
             left = [a + b for a, b in zip(left, values, strict=True)]
-    axis.invert_yaxis()  # type: ignore[attr-defined]
-    axis.set_title(f"CPU, ms per 1,000 tokens, {most} streams", fontsize=10, loc="left")  # type: ignore[attr-defined]
-    axis.legend(frameon=False, fontsize=8)  # type: ignore[attr-defined]
+    axis.invert_yaxis()
+    axis.set_title(f"CPU, ms per 1,000 tokens, {most} streams", fontsize=10, loc="left")
+    axis.locator_params(axis="x", nbins=5)
+    axis.legend(frameon=False, fontsize=8, ncol=5, loc="upper center", bbox_to_anchor=(0.4, -0.08))
