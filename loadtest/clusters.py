@@ -81,10 +81,16 @@ def applications(system: System, slots: int) -> list[dict[str, Any]]:
 
 @contextmanager
 def cluster(
-    system: System, home: Path, wanted: list[dict[str, Any]], tell: Callable[[str], None], key: str | None = None
+    system: System,
+    home: Path,
+    wanted: list[dict[str, Any]],
+    tell: Callable[[str], None],
+    key: str | None = None,
+    start_s: float = START_S,
 ) -> Iterator[Running]:
     """Start Ray with the applications ``wanted`` of ``system`` on it; end every process of it afterwards. ``home``: a
-    folder for its state file. ``key``: one that the gateway knows, where it asks for one."""
+    folder for its state file. ``key``: one that the gateway knows, where it asks for one. ``start_s``: the longest
+    time until the endpoint answers."""
     http, gcs, dashboard, metrics, stats, fallback = free_ports(6)
     # Read by local_cluster for its state file, at the start and at the end.
     os.environ["MODELYARD_HOME"] = str(home)
@@ -97,11 +103,11 @@ def cluster(
         api = RayApi(session.dashboard)
         options = {"host": local_cluster.HOST, "port": http}
         api.deploy({"proxy_location": "EveryNode", "http_options": options, "applications": wanted})
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + start_s
         while state := _state(api, [str(a["name"]) for a in wanted], http, system, key):
             tell(state)
             if time.monotonic() > deadline:
-                raise ClusterFault(f"{system.title}: not ready after {START_S:.0f} s: {state}")
+                raise ClusterFault(f"{system.title}: not ready after {start_s:.0f} s: {state}")
             time.sleep(0.5)
         yield Running(system, session, http)
     finally:

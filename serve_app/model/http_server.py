@@ -39,11 +39,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class HttpServer:
-    """Serves ``app`` on ``host`` and a free port until ``stop``."""
+    """Serves ``app`` on ``host`` and ``port`` (0: a free one) until ``stop``."""
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int = 0) -> None:
         self.host = host
-        self._socket = socket.create_server((host, 0), backlog=2048)
+        self._socket = socket.create_server((host, port), backlog=2048)
         # Connections inherit it. asyncio, other than uvloop, sets it on none of a socket made like this.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._socket.getsockname()[1]

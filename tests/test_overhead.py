@@ -1,0 +1,276 @@
+"""The overhead benchmark's arithmetic, client and ends, without an engine or a cluster."""
+
+import asyncio
+import io
+import json
+import signal
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from loadtest.clusters import ClusterFault
+from loadtest.overhead import client, report
+from loadtest.overhead.__main__ import order
+from loadtest.overhead.bare import flags
+from loadtest.overhead.client import Answer, Events, Load, Taken
+from loadtest.overhead.report import Sample
+from loadtest.overhead.targets import (
+    ENGINE,
+    FRONT_END,
+    GATEWAY,
+    PROXY,
+    REST,
+    SYSTEMS,
+    TARGETS,
+    Setting,
+    read_model,
+    role_of,
+    signals_kept,
+    with_files,
+)
+from serve_app.config import ModelArgs
+from tests.inprocess import model, yard
+
+SSE = (
+    b": a comment\n\n"
+    b'data: {"id":"1","choices":[{"text":"usage","finish_reason":null}],"usage":null}\n\n'
+    b'data: {"id":"1","choices":[{"text":"\xc3\xa4","finish_reason":"length"}],"usage":null}\n\n'
+    b'data: {"id":"1","choices":[],"usage":{"prompt_tokens":64,"completion_tokens":5,"total_tokens":69}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+@given(st.sets(st.integers(1, len(SSE) - 1)))
+def test_events_are_found_however_their_bytes_are_cut(cuts: set[int]) -> None:
+    """Those with tokens are counted when their end arrives; comments, the usage and the end are none of them."""
+    events, places = Events(), [0, *sorted(cuts), len(SSE)]
+    for begin, end in pairwise(places):
+        events.feed(SSE[begin:end], float(end))
+    assert len(events.times) == 2
+    ends = [SSE.index(b"}\n\n", SSE.index(mark)) + 3 for mark in (b'"usage","', b"\xc3\xa4")]
+    assert events.times == [min(place for place in places if place >= end) for end in ends]
+    assert (events.tokens, events.done, events.fault) == (5, True, "")
+
+
+def test_an_error_event_is_a_fault() -> None:
+    """Its words are kept."""
+    events = Events()
+    events.feed(b'data: {"error":{"message":"lost"}}\n\ndata: [DONE]\n\n', 1.0)
+    assert "lost" in events.fault
+
+
+def _load(port: int, headers: dict[str, str], seconds: float, streams: int = 3, tokens: int = 6) -> Load:
+    start = time.perf_counter() + 0.05
+    return Load(port, "m", headers, streams, 7, tokens, start, start + seconds, "seed")
+
+
+async def test_the_client_measures_what_the_gateway_streams() -> None:
+    """In one process: whole answers of the asked length, each token an event of the fake engine; and nothing is left
+    open at the end, nor counted that came before or after."""
+    async with yard(model("m", slots=8)) as y:
+        taken = await client.take(_load(y.port, {"x-modelyard-every-token": "1"}, 0.3))
+        await y.quiet()
+    assert taken.answers
+    assert not taken.errors
+    assert {(answer.tokens, answer.events) for answer in taken.answers} == {(6, 6)}
+    assert all(0 <= answer.came <= 300 and 0 < answer.first <= answer.last for answer in taken.answers)
+    assert taken.gaps.total() == 5 * len(taken.answers)
+    assert taken.tokens > 0
+
+
+async def test_the_client_counts_refusals_and_goes_on() -> None:
+    """A model that nobody has is an error of each request, with the endpoint's words; it ends all the same."""
+    async with yard(model("other")) as y:
+        taken = await client.take(_load(y.port, {}, 0.3))
+    assert not taken.answers
+    (message,) = taken.errors
+    assert message.startswith("status 404: ")
+
+
+async def test_the_client_ends_where_nobody_listens() -> None:
+    """A system that went away is no slow one."""
+    server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    with pytest.raises(OSError, match="onnect"):
+        await client.take(_load(port, {}, 30.0))
+
+
+def _sample(target: str = "bare", streams: int = 2, number: int = 1, slower: float = 1.0) -> Sample:
+    """100 answers of 9 tokens in 5 events, the first after 10, 20, … 1000 ms, 8 ms a token."""
+    answers = [Answer(n, slower * 10 * (n + 1), slower * (10 * (n + 1) + 64), 9, 5) for n in range(100)]
+    gaps = {round(160 * slower): 399, round(900 * slower): 1}
+    return Sample(target, number, 1, streams, 10.0, 900.0 / slower, 100, answers, gaps, {}, {FRONT_END: 1.8}, 0.1, 0.5)
+
+
+def test_figures_of_a_load() -> None:
+    """Each by its definition: nearest ranks, ms, per second of the load, per 1,000 tokens."""
+    found = report.figures(_sample())
+    assert (found.tok_s, found.req_s) == (90.0, 10.0)
+    assert (found.ttft_p50, found.ttft_p90, found.ttft_p99) == (500.0, 900.0, 990.0)
+    assert found.tpot_p50 == pytest.approx(8.0)
+    assert (found.gap_p50, found.gap_p99) == pytest.approx((16.0, 16.0))
+    assert found.tokens_per_event == pytest.approx(1.8)
+    assert found.cpu == {FRONT_END: pytest.approx(2000.0)}
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.01, 1), (0.5, 50), (0.99, 99), (1.0, 100)])
+def test_a_percentile_of_counts_is_one_of_the_values(share: float, value: int) -> None:
+    """The nearest rank, however often each value came."""
+    assert report.percentile(dict.fromkeys(range(1, 101), 3), share) == value
+    assert report.percentile({7: 1}, share) == 7
+    assert report.percentile({}, share) == 0
+
+
+def test_ratios_are_against_bare_under_the_same_load() -> None:
+    """Of medians over loads, so one disturbed load moves none; bare itself has none."""
+    samples = [_sample(number=n, slower=by) for n, by in ((1, 1.0), (2, 1.0), (3, 9.0))]
+    samples += [_sample("modelyard", number=n, slower=by) for n, by in ((1, 2.0), (2, 2.0), (3, 1.0))]
+    samples += [_sample("modelyard", streams=4)]
+    rows = {(row[0], row[1]): row[2:] for row in report.speed_rows(samples)}
+    assert list(rows) == [("2", "bare"), ("2", "modelyard"), ("4", "modelyard")]
+    assert [rows["2", "bare"][place] for place in (1, 4, 5, 8, 9, 11)] == [""] * 6
+    assert rows["2", "modelyard"][:2] == ["45", "0.50"]
+    assert rows["2", "modelyard"][3:6] == ["1000.0", "+500.0", "2.00"]
+    assert rows["2", "modelyard"][-2:] == ["16.00", "2.00"]
+    assert rows["4", "modelyard"][1] == ""  # nothing to compare with
+
+
+def test_the_rest_of_ray_is_told_apart() -> None:
+    """What it takes is shown and not added: it takes it idle too."""
+    one = _sample("modelyard")
+    (row,) = report.cost_rows([replace(one, cpu_s={FRONT_END: 0.9, GATEWAY: 0.9, REST: 9.0})])
+    assert row[5:9] == ["1,000", "", "1,000", ""]
+    assert (row[9], row[11]) == ("2,000", "10,000")
+
+
+def test_what_was_not_answered_is_said() -> None:
+    """A load without an answer has no figures but a reason; failed requests are named beside the tables."""
+    failed = replace(_sample(), answers=[], tokens=0.0, errors={"status 503: asleep": 3})
+    with pytest.raises(ValueError, match=r"bare, 2 streams.*asleep"):
+        report.figures(failed)
+    (told,) = report.first_errors([failed, _sample("modelyard")])
+    assert told == "bare: 3 requests failed, 3 of them so: status 503: asleep"
+
+
+def test_raw_values_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """The tables can be made anew from the file alone, also from an interrupted run's."""
+    about = {"model": "m", "load": {"prompt_tokens": 64, "tokens": 9}}
+    samples = [_sample(), replace(_sample("modelyard"), errors={"x": 1})]
+    file = tmp_path / "raw.jsonl"
+    file.write_text("".join(map(report.line, [about, *samples])))
+    assert report.read(file) == (about, samples)
+    console = Console(file=io.StringIO(), width=140)
+    for table in report.tables(samples, about):
+        console.print(table)
+    assert "modelyard" in console.file.getvalue()  # type: ignore[attr-defined]
+    file.write_text(report.line(about))
+    with pytest.raises(ValueError, match="before anything was measured"):
+        report.read(file)
+
+
+def test_client_processes_add_up() -> None:
+    """Their tokens, answers, gaps and errors; of their CPU the busiest counts."""
+    one = Taken([Answer(1, 2, 3, 4, 4)], 10.0, 1, Counter({5: 2}), Counter({"x": 1}), 0.2)
+    two = Taken([], 2.5, 0, Counter({5: 1, 6: 1}), Counter(), 0.7)
+    found = report.sample("bare", (1, 2, 3), 10.0, [one, two], {FRONT_END: 1.0}, 0.5)
+    assert (found.round, found.repeat, found.streams) == (1, 2, 3)
+    assert (found.tokens, found.done, len(found.answers)) == (12.5, 1, 1)
+    assert (found.gaps, found.errors, found.client_busy) == ({5: 3, 6: 1}, {"x": 1}, 0.7)
+
+
+def test_each_system_runs_once_a_round_and_backwards_in_every_second() -> None:
+    """Targets that share a system share its start; what drifts with time meets all alike."""
+    names = ["bare", "modelyard", "modelyard-every-token"]
+    assert list(order(names, 2)) == [
+        (1, "bare", ["bare"]),
+        (1, "modelyard", ["modelyard", "modelyard-every-token"]),
+        (2, "modelyard", ["modelyard", "modelyard-every-token"]),
+        (2, "bare", ["bare"]),
+    ]
+
+
+def test_every_target_has_its_system() -> None:
+    """And every system is a target's."""
+    assert {target.system for target in TARGETS.values()} == SYSTEMS.keys()
+
+
+@pytest.mark.parametrize(
+    ("title", "role"),
+    [
+        ("ray::ServeReplica:bench:Model", FRONT_END),
+        ("ray::ServeReplica:bench:Model.lease", FRONT_END),
+        ("ray::ServeReplica:gateway:Gateway", GATEWAY),
+        ("VLLM::EngineCore", ENGINE),
+        ("VLLM::Worker_TP0", ENGINE),
+        ("haproxy", PROXY),
+        ("ray::ServeReplica:bench:Card", REST),
+        ("/usr/bin/python3.11 -m haproxy", REST),
+    ],
+)
+def test_a_process_is_known_by_its_title(title: str, role: str) -> None:
+    """Also while one of its methods runs, whose name Ray then adds."""
+    assert role_of(title) == role
+
+
+def test_engine_arguments_become_vllms_command_line() -> None:
+    """Flags, numbers below zero, lists and mappings as vLLM's parser takes them."""
+    arguments = {
+        "model": "/m",
+        "served_model_name": ["bench"],
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "max_model_len": -1,
+        "quantization": None,
+        "speculative_config": {"method": "ngram"},
+    }
+    assert list(flags(arguments)) == [
+        "--model=/m",
+        *("--served-model-name", "bench"),
+        "--enforce-eager",
+        "--no-enable-prefix-caching",
+        "--max-model-len=-1",
+        '--speculative-config={"method": "ngram"}',
+    ]
+
+
+def test_the_default_model_is_the_demo_of_the_local_file() -> None:
+    """So that the command runs without an option."""
+    assert read_model(None).source.demo is not None
+
+
+def test_a_model_file_is_checked(tmp_path: Path) -> None:
+    """Whatever is wrong with it is said before anything starts."""
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps({"source": {"hub": "a/b"}, "resources": {"num_gpus": 1}}))
+    assert with_files(read_model(file), print).source.hub == "a/b"
+    file.write_text("source: {hub: a/b}\nengines: {}\n")
+    with pytest.raises(ValueError, match="engines"):
+        read_model(file)
+
+
+def test_bare_serves_the_fake_engine_and_leaves_nothing(tmp_path: Path) -> None:
+    """A process of its own, with a role; it is gone afterwards, and signals are as they were."""
+    args = ModelArgs.model_validate({"source": {"fake": {}}, "resources": {"num_gpus": 0, "num_cpus": 0.01}})
+    handler = signal.getsignal(signal.SIGINT)
+    with signals_kept(), SYSTEMS["bare"](Setting(args, 8, 60.0, tmp_path), lambda _: None) as running:
+        assert [role for _, role in running.processes()] == [FRONT_END]
+    assert running.processes() == []
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_server_that_ends_is_said_with_its_words(tmp_path: Path) -> None:
+    """Not waited for until the time is up."""
+    script = {"fail_start": "no such thing"}
+    args = ModelArgs.model_validate({"source": {"fake": script}, "resources": {"num_gpus": 0}})
+    system = SYSTEMS["bare"](Setting(args, 8, 60.0, tmp_path), lambda _: None)
+    with pytest.raises(ClusterFault, match="no such thing"), signals_kept(), system:
+        pass
