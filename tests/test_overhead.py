@@ -36,6 +36,7 @@ from loadtest.overhead.targets import (
     with_files,
 )
 from serve_app.config import ModelArgs
+from serve_app.model import engine
 from tests.inprocess import model, yard
 
 SSE = (
@@ -240,6 +241,20 @@ def test_engine_arguments_become_vllms_command_line() -> None:
         "--max-model-len=-1",
         '--speculative-config={"method": "ngram"}',
     ]
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's and torch's own, while they are imported
+def test_vllm_takes_that_command_line() -> None:
+    """The installed release reads back what was meant, also what the system bare-interval adds."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    args = ModelArgs.model_validate(
+        {"source": {"hub": "a/b"}, "engine": {"enforce_eager": True, "max_model_len": "2k"}}
+    )
+    arguments = engine.engine_arguments(args, "bench") | {"stream_interval": 8, "enable_prefix_caching": False}
+    parser = engine._first(engine.MAKE_ARG_PARSER)(engine._first(engine.ARGUMENT_PARSER)())
+    read = parser.parse_args(list(flags(arguments)))
+    assert {name: getattr(read, name) for name in arguments} == arguments
 
 
 def test_the_default_model_is_the_demo_of_the_local_file() -> None:

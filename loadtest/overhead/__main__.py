@@ -137,9 +137,9 @@ def run(
                 file.write(report.line(taken))
                 file.flush()
     except KeyboardInterrupt:
-        _fail(f"interrupted; what was taken is in {os.path.relpath(out)}", 130)
+        _fail(f"interrupted; {_kept(out)}", 130)
     except (ClusterFault, LocalClusterError, RayApiError) as error:
-        _fail(f"{error}\nWhat was taken is in {os.path.relpath(out)}", 2)
+        _fail(f"{error}\n{_kept(out)}", 2)
     show(out)
 
 
@@ -274,6 +274,16 @@ def _gpus() -> list[str]:
 
 def _say(what: str) -> None:
     errors.print(what, highlight=False)
+
+
+def _kept(out: Path) -> str:
+    """What there is of a run that did not end."""
+    with out.open() as file:
+        loads = sum(1 for _ in file) - 1
+    if loads > 0:
+        return f"what was taken is in {os.path.relpath(out)}"
+    out.unlink()
+    return "nothing was taken"
 
 
 def _fail(message: str, status: int) -> NoReturn:
