@@ -22,5 +22,5 @@ def test_the_list_of_what_is_not_continued_is_the_codes() -> None:
 
 def test_the_limits_that_it_names_exist() -> None:
     """And none that matters is left out."""
-    for name in RequestLimits.model_fields.keys() - {"max_waiting", "hold_requests", "keep_alive"}:
+    for name in RequestLimits.model_fields.keys() - {"max_waiting", "hold_requests", "keep_alive", "chunk_s"}:
         assert f"`{name}`" in TEXT

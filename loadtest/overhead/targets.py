@@ -183,9 +183,8 @@ def _environment(setting: Setting) -> dict[str, str]:
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     }
-    if setting.args.resources.num_gpus == 0:
-        # Ray gives it to every actor, and the CPU engine has as many threads.
-        env["OMP_NUM_THREADS"] = str(max(1, int(setting.args.resources.num_cpus)))
+    # Ray gives it to every actor. With as many threads as there are CPUs vLLM alone is a third slower on a GPU of 16.
+    env["OMP_NUM_THREADS"] = str(max(1, int(setting.args.resources.num_cpus)))
     return env | setting.args.env
 
 
