@@ -1,10 +1,14 @@
 """One request of the fuzz run, to the byte, and what came back. Plain data."""
 
+import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 # Of multipart bodies.
 BOUNDARY = b"frontier"
+
+# https://www.rfc-editor.org/rfc/rfc9110#section-5.1
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -33,6 +37,11 @@ class Case:
         return unquote(self.target.partition(b"?")[0].partition(b"#")[0].decode("latin-1"))
 
     @property
+    def is_http(self) -> bool:
+        """Whether its headers are: else a server refuses it as it reads them, and closes."""
+        return all(_NAME.fullmatch(name) and not {*value} & {*b"\r\n\0"} for name, value in self.headers)
+
+    @property
     def raw(self) -> bytes:
         names = {name.lower() for name, _ in self.headers}
         lines = [self.method + b" " + self.target + b" HTTP/1.1"]
@@ -46,7 +55,8 @@ class Case:
 
 @dataclass
 class Reply:
-    """``left``: the client left as it meant to. ``broken``: why this is no whole HTTP answer."""
+    """``left``: the client left as it meant to. ``broken``: why this is no whole HTTP answer; ``reset``: the server
+    closed the connection while the client still sent, so what it had said before may be lost."""
 
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
@@ -54,3 +64,4 @@ class Reply:
     seconds: float = 0.0
     left: bool = False
     broken: str = ""
+    reset: bool = False

@@ -63,6 +63,7 @@ async def ask(port: int, case: Case, bound_s: float) -> Reply:
         reply.broken = f"no HTTP: {error!r}"
     except OSError as error:
         reply.broken = f"the connection broke: {error!r}"
+        reply.reset = isinstance(error, ConnectionResetError)
     finally:
         sending.cancel()
         writer.transport.abort()

@@ -18,7 +18,7 @@ def fault(case: Case, reply: Reply) -> str | None:
     if reply.left:
         return None
     if reply.broken:
-        return reply.broken
+        return None if reply.reset and not case.is_http else reply.broken
     if case.valid and reply.status != 200:
         return f"a valid request got {reply.status}"
     if not 200 <= reply.status < 300 and not 400 <= reply.status < 500 and reply.status != 503:

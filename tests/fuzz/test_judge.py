@@ -36,6 +36,9 @@ OPENAI, ANTHROPIC = (errors.body(errors.NotFound("none"), protocol) for protocol
         (MESSAGES, Reply(200, EVENTS, errors.sse_event(errors.NotFound("none"), "anthropic")), None),
         (Case("", b"POST", b"/tokenize", valid=True), Reply(400, JSON, OPENAI), "valid request"),
         (CHAT, Reply(broken="no whole answer"), "no whole answer"),
+        (CHAT, Reply(broken="reset", reset=True), "reset"),
+        (Case("", b"POST", b"/tokenize", ((b"x", b"1\r\n 2"),)), Reply(broken="reset", reset=True), None),
+        (Case("", b"POST", b"/tokenize", ((b"x", b"1\r\n 2"),)), Reply(broken="no whole answer"), "no whole answer"),
         (CHAT, Reply(left=True), None),
     ],
 )
