@@ -14,8 +14,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,6 +22,7 @@ from rich.console import Console
 from loadtest import streams
 from loadtest.about import ROOT, about_run
 from loadtest.clusters import MODEL, ClusterFault, Running, applications, cluster, cpu_s, teller
+from loadtest.endings import fail, heed_signals
 from loadtest.figures import GOAL_RATIO, HANDLE, MODELYARD, Round, cost, met, ratio, table, used
 from loadtest.streams import Load, StreamFault, Taken
 from serve_app.local_cluster import LocalClusterError
@@ -66,8 +66,7 @@ def main(
     Takes about two minutes, two cores and 3 GB. Exits 2 where a stream broke:
     then there are no figures.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    heed_signals()
     out = out or ROOT / "loadtest" / "results" / f"relay-cost-{datetime.now(UTC):%Y-%m-%dT%H%M}.json"
     asked = {"streams": at_once, "chunks": chunks, "interval_ms": interval_ms, "passes": passes, "alone": alone}
     about = about_run(MODULE) | {"load": asked}
@@ -75,9 +74,9 @@ def main(
     try:
         taken = measure(load, rounds, alone)
     except KeyboardInterrupt:
-        _fail("interrupted; nothing was written", 130)
+        fail(console, MODULE, "interrupted; nothing was written", 130)
     except (StreamFault, ClusterFault, LocalClusterError, RayApiError) as error:
-        _fail(str(error), 2)
+        fail(console, MODULE, str(error), 2)
     console.print(table(taken, f"{at_once} streams × {chunks} chunks at {interval_ms:g} ms"))
     write(out, about, taken)
     console.print(f"Raw values: {os.path.relpath(out)}", soft_wrap=True, highlight=False)
@@ -145,16 +144,6 @@ def write(out: Path, about: dict[str, Any], taken: list[Round]) -> None:
     record = about | {"summary": summary | verdict, "rounds": [asdict(one) for one in taken]}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    console.print(f"[red]{MODULE}:[/] ", end="")
-    console.print(message, markup=False)
-    raise typer.Exit(status)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

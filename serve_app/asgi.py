@@ -1,7 +1,7 @@
 """ASGI (https://asgi.readthedocs.io): its types by their usual names, and what every app of ours does with them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -48,6 +48,11 @@ def bounded(receive: Receive, limit: int) -> Receive:
         return message
 
     return counted
+
+
+def says_yes(headers: Mapping[bytes, bytes], name: bytes) -> bool:
+    """Whether the header ``name`` is there, and neither 0, false nor empty."""
+    return headers.get(name, b"0") not in (b"0", b"false", b"")
 
 
 async def read_body(receive: Receive) -> bytes:

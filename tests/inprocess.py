@@ -7,7 +7,7 @@ Only Serve is played: ``LeaseStream`` stands for its streaming call. What must b
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -33,6 +33,13 @@ from serve_app.quota import Amount, Drawn, Ledger, Limits
 from serve_app.replica_watch import ReplicaWatch
 
 HOST = "127.0.0.1"
+
+
+async def eventually(true: Callable[[], object]) -> None:
+    """Wait for ``true``, 20 s at most."""
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.005)
 
 
 class Door:

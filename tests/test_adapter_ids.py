@@ -5,7 +5,7 @@ from typing import Any
 
 from serve_app.catalog import State
 from serve_app.config import FakeScript, GatewaySettings, Name
-from tests.inprocess import Yard, model, yard
+from tests.inprocess import Yard, eventually, model, yard
 from tests.sse import joined
 
 CHAT = "/v1/chat/completions"
@@ -141,9 +141,7 @@ async def test_a_request_for_an_adapter_wakes_its_base() -> None:
         await fake.replicas[0].die()
         fake.state = State.ASLEEP
         asking = asyncio.create_task(y.client.post(CHAT, json=chat("sql")))
-        async with asyncio.timeout(20):
-            while 1 not in fake.held:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: 1 in fake.held)
         await fake.replicas[0].restart()
         fake.state = None
         answer = await asking

@@ -14,7 +14,7 @@ from serve_app.gateway import affinity, leases
 from serve_app.gateway.affinity import Affinity
 from serve_app.gateway.fields import SESSION_HEADER
 from serve_app.prefixes import NOTHING, Exchange, News, Passed, Prefix, of_session
-from tests.inprocess import FakeModel, Yard, model, yard
+from tests.inprocess import FakeModel, Yard, eventually, model, yard
 
 CHAT = "/v1/chat/completions"
 LOADS = {"a": 0, "b": 0, "c": 0}
@@ -48,12 +48,6 @@ class Gateway:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(affinity, "TELL_S", 0.01)
-
-
-async def eventually(true: Any) -> None:
-    async with asyncio.timeout(20):
-        while not true():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.usefixtures("soon")
@@ -241,9 +235,7 @@ async def test_a_client_that_leaves_while_its_lease_is_made_leaves_nothing() -> 
         pool = y.directory.pool(fake.entry())
         taken = [await pool.acquire(asyncio.get_running_loop().time()) for _ in range(3)]
         tasks = [asyncio.create_task(y.client.post(CHAT, json=ask(1, 2))) for _ in range(3)]
-        async with asyncio.timeout(20):
-            while not pool.report()["openers"]:
-                await asyncio.sleep(0.001)
+        await eventually(lambda: pool.report()["openers"])
         for task in tasks:
             task.cancel()
         with pytest.raises((asyncio.CancelledError, httpx.HTTPError)):

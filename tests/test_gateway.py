@@ -10,7 +10,7 @@ import pytest
 from serve_app.catalog import State
 from serve_app.config import FakeScript, GatewaySettings, RequestLimits
 from serve_app.gateway.routes import RELAYED
-from tests.inprocess import Yard, model, yard
+from tests.inprocess import Yard, eventually, model, yard
 from tests.sse import events, joined
 
 CHAT = "/v1/chat/completions"
@@ -30,9 +30,7 @@ async def leaves_after(seconds: float, y: Yard, body: dict[str, Any]) -> None:
 async def leaves_at_work(y: Yard, body: dict[str, Any], path: str = CHAT) -> None:
     """The same, once the engine has begun with it."""
     asking = asyncio.create_task(y.client.post(path, json=body))
-    async with asyncio.timeout(20):
-        while not y.models["chat"].replicas[0].engine.report()["running"]:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: y.models["chat"].replicas[0].engine.report()["running"])
     await asyncio.sleep(0.1)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -215,9 +213,7 @@ async def test_a_client_may_leave_any_route(path: str) -> None:
             y.client.post(path, **form) if path.startswith("/v1/audio") else y.client.post(path, json=chat(model="any"))
         )
         engine = y.models["any"].replicas[0].engine
-        async with asyncio.timeout(20):
-            while not engine.report()["running"]:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: engine.report()["running"])
         asked.cancel()
         await y.quiet()
         assert engine.report()["aborted"] == 1
@@ -332,9 +328,7 @@ async def test_no_error_names_an_address(stream: bool) -> None:
         replica = y.models["chat"].replicas[0]
         texts = [(await y.client.post(CHAT, json=chat(stream=stream, fake={"status": 503}))).text]
         dying = asyncio.create_task(y.client.post(CHAT, json=chat(stream=stream, max_tokens=9, fake={"hang": 2})))
-        async with asyncio.timeout(20):
-            while not replica.engine.report()["running"]:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: replica.engine.report()["running"])
         await replica.die()
         texts.append((await dying).text)
         texts.append((await y.client.post(CHAT, json=chat(stream=stream))).text)

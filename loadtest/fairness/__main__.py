@@ -10,8 +10,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,6 +18,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 
 from loadtest.about import ROOT, about_run
 from loadtest.clusters import MODEL, ClusterFault, applications, cluster, teller
+from loadtest.endings import fail, heed_signals
 from loadtest.fairness import load as client
 from loadtest.fairness import plot, report, simulation
 from loadtest.fairness.load import Answer, Load, User
@@ -95,10 +95,9 @@ def run(
     Takes a quarter of an hour, two cores and 2 GB. Exits 2 where an answer was
     incomplete or anything but 200 or 429: then there are no figures.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    heed_signals()
     if unknown := sorted(set(only or ()) - SCENARIOS.keys()):
-        _fail(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}", 2)
+        fail(console, MODULE, f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}", 2)
     names = [name for name in SCENARIOS if name in (only or SCENARIOS)]
     setting = Setting(slots, overcommit, max_waiting, seconds, alone_s=max(5.0, seconds / 3))
     out = out or ROOT / "loadtest" / "results" / f"fairness-{datetime.now(UTC):%Y-%m-%dT%H%M}.jsonl"
@@ -106,9 +105,9 @@ def run(
     try:
         taken = measure(setting, names, rounds)
     except KeyboardInterrupt:
-        _fail("interrupted; nothing was written", 130)
+        fail(console, MODULE, "interrupted; nothing was written", 130)
     except (StreamFault, ClusterFault, LocalClusterError, RayApiError) as error:
-        _fail(str(error), 2)
+        fail(console, MODULE, str(error), 2)
     report.write(out, about, taken)
     show(out)
 
@@ -127,7 +126,7 @@ def show(
         try:
             console.print(report.table(taken, name, SCENARIOS[name].told))
         except ValueError as error:
-            _fail(f"the loads were too short: {error}", 2)
+            fail(console, MODULE, f"the loads were too short: {error}", 2)
     if picture is not None:
         plot.draw(taken, picture, {name: SCENARIOS[name].title for name in names})
     console.print(f"Raw answers: {os.path.relpath(file)}", soft_wrap=True, highlight=False)
@@ -198,16 +197,6 @@ def take_round(
         load = Load(port, MODEL, tuple(together), seconds, setting.first_token_s, setting.interval_s, seed=number)
         answers |= pool.submit(client.run, load).result()
     return Round(scenario, number, order, seconds, busy, answers)
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    console.print(f"[red]{MODULE}:[/] ", end="")
-    console.print(message, markup=False)
-    raise typer.Exit(status)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

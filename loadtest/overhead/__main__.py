@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 import yaml
@@ -25,6 +24,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 
 from loadtest.about import ROOT, about_run
 from loadtest.clusters import ClusterFault, cpu_s, teller
+from loadtest.endings import fail, heed_signals
 from loadtest.overhead import client, plot, report
 from loadtest.overhead.client import Load
 from loadtest.overhead.report import Sample
@@ -108,11 +108,10 @@ def run(
     taken can be shown. Exits 2 where a system does not start or nothing is
     answered.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    heed_signals()
     names = only or [name for name in TARGETS if name != "bare-interval"]
     if unknown := sorted(set(names) - TARGETS.keys()):
-        _fail(f"no target {', '.join(unknown)}; there are {', '.join(TARGETS)}", 2)
+        fail(errors, MODULE, f"no target {', '.join(unknown)}; there are {', '.join(TARGETS)}", 2)
     demo = engine is Engine.VLLM and model is None
     chosen = tuple(sorted(set(levels or (DEMO_LEVELS if demo else LEVELS))))
     processes = clients or min(8, max(1, (os.cpu_count() or 1) // 2))
@@ -121,7 +120,7 @@ def run(
     try:
         args = scripted(max(chosen)) if engine is Engine.FAKE else with_files(read_model(model), _say)
     except (OSError, yaml.YAMLError, ValueError, DemoModelError) as error:
-        _fail(str(error), 2)
+        fail(errors, MODULE, str(error), 2)
     about = about_run(MODULE) | {"load": asdict(asked), "stream_interval": stream_interval, "model": called(args)}
     about |= {"args": args.model_dump(mode="json", exclude_unset=True)}
     about["versions"] |= _engine_versions()
@@ -137,9 +136,9 @@ def run(
                 file.write(report.line(taken))
                 file.flush()
     except KeyboardInterrupt:
-        _fail(f"interrupted; {_kept(out)}", 130)
+        fail(errors, MODULE, f"interrupted; {_kept(out)}", 130)
     except (ClusterFault, LocalClusterError, RayApiError) as error:
-        _fail(f"{error}\n{_kept(out)}", 2)
+        fail(errors, MODULE, f"{error}\n{_kept(out)}", 2)
     show(out)
 
 
@@ -154,7 +153,7 @@ def show(
         for table in report.tables(samples, about):
             console.print(table)
     except ValueError as error:
-        _fail(str(error), 2)
+        fail(errors, MODULE, str(error), 2)
     for fault in report.first_errors(samples):
         console.print(f"[red]{fault.split(':')[0]}[/]:", fault.partition(": ")[2], highlight=False, soft_wrap=True)
     if picture is not None:
@@ -284,16 +283,6 @@ def _kept(out: Path) -> str:
         return f"what was taken is in {os.path.relpath(out)}"
     out.unlink()
     return "nothing was taken"
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    errors.print(f"[red]{MODULE}:[/] ", end="")
-    errors.print(message, markup=False, highlight=False)
-    raise typer.Exit(status)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -45,11 +45,11 @@ class Affinity:
 
     def given(self, replica: str, loads: Mapping[str, int], prefix: Callable[[], Prefix]) -> None:
         """A request went to ``replica``."""
-        if len(loads) < 2 or self._ranking.name != "prefix" or not prefix().hashes:
+        if len(loads) < 2 or self._ranking.name != "prefix" or not (hashes := prefix().hashes):
             return
         self._running = frozenset(loads)
-        self._ranking.given(replica, prefix().hashes, self._running)
-        self._news.append((replica, prefix().hashes))
+        self._ranking.given(replica, hashes, self._running)
+        self._news.append((replica, hashes))
         self._last = self._clock()
         if self._task is None:
             self._task = asyncio.create_task(self._run())

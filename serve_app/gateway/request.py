@@ -3,10 +3,10 @@
 import json
 import re
 import secrets
-from functools import cached_property
 
 from serve_app import resume
 from serve_app.admission import Ticket
+from serve_app.asgi import says_yes
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.fields import SESSION_HEADER, TIMEOUT_HEADER, Fields, longest_wait_s, prefix_of
 from serve_app.gateway.lease import Lease
@@ -49,13 +49,14 @@ class Request:
         self.charge: Charge | None = None
         self.longest_wait_s = longest_wait_s(headers)
         self.streams = route.streams and fields.stream is True
-        self.keep_alive = _says_yes(headers, KEEP_ALIVE_HEADER)
-        self.may_fall_back = not _says_yes(headers, NO_FALLBACK_HEADER)
+        self.keep_alive = says_yes(headers, KEEP_ALIVE_HEADER)
+        self.may_fall_back = not says_yes(headers, NO_FALLBACK_HEADER)
         # Also the answer's id in vLLM: one that is continued elsewhere keeps it.
         self.id = clean_request_id(headers.get(b"x-request-id", b"")) or secrets.token_hex(16).encode()
         self._headers = headers
         self._fields = fields
         self._adapter: tuple[str, str] | None = None
+        self._prefix: Prefix | None = None
         self._lines = [ASKED_MODEL_HEADER + b": " + self.asked.encode(), b"x-request-id: " + self.id]
         self._lines += [name + b": " + value for name, value in headers.items() if name in _FORWARDED]
         if ticket.priority:
@@ -66,14 +67,14 @@ class Request:
     def under(self, target: str, adapter: str | None) -> None:
         """It goes to ``target`` now; ``adapter``: the folder, if that is one."""
         self._adapter = (target, adapter) if adapter is not None else None
+        self._prefix = None
 
     def prefix(self) -> Prefix:
         """How it begins; costs a hash of the prompt, once, so it is looked at where there is a choice."""
-        return of_adapter(self._adapter[0], self._text_prefix) if self._adapter else self._text_prefix
-
-    @cached_property
-    def _text_prefix(self) -> Prefix:
-        return prefix_of(self.route, self._headers, self._fields)
+        if self._prefix is None:
+            text = prefix_of(self.route, self._headers, self._fields)
+            self._prefix = of_adapter(self._adapter[0], text) if self._adapter else text
+        return self._prefix
 
     def count_on(self, lease: Lease) -> str:
         """Under which number the replica is to count the request's tokens; empty: it need not."""
@@ -119,10 +120,6 @@ class Request:
             return resume.why_not(self.route.path, json.loads(self.body))
         except (ValueError, RecursionError):  # its engine's parser is another one
             return "its request cannot be read here"
-
-
-def _says_yes(headers: dict[bytes, bytes], name: bytes) -> bool:
-    return headers.get(name, b"0") not in (b"0", b"false", b"")
 
 
 def clean_request_id(given: bytes) -> bytes:

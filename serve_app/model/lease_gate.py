@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serve_app import errors
-from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send, respond
+from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send, respond, says_yes
 from serve_app.lease import (
     ADAPTER_HEADER,
     ADAPTER_PATH_HEADER,
@@ -104,7 +104,7 @@ class LeaseGate:
 def _understand(given: Mapping[bytes, bytes]) -> None:
     """Tell the engine what the gateway says of the request."""
     PRIORITY.set(int(given.get(PRIORITY_HEADER, 0)))
-    EVERY_TOKEN.set(given.get(EVERY_TOKEN_HEADER, b"0") not in (b"0", b"false", b""))
+    EVERY_TOKEN.set(says_yes(given, EVERY_TOKEN_HEADER))
     adapter, path = given.get(ADAPTER_HEADER), given.get(ADAPTER_PATH_HEADER, b"")
     ADAPTER.set(Adapter(_text(adapter), _text(path)) if adapter else None)
     if asked := given.get(ASKED_MODEL_HEADER):

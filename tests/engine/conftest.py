@@ -22,6 +22,15 @@ START_S = 300.0
 # An engine's threads spin while they wait for each other: with fewer free cores than threads a token can take seconds.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
+# Of a module whose engine runs in the tests' own process, on one event loop for all of them.
+IN_THIS_PROCESS = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # vLLM's and torch's
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
 
 def chat_app() -> dict[str, Any]:
     """The entry ``chat`` of the file that `make serve` runs."""

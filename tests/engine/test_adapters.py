@@ -16,17 +16,12 @@ from serve_app.lease import ADAPTER_HEADER, ADAPTER_PATH_HEADER, ASKED_MODEL_HEA
 from tests.engine import exact_resume
 from tests.engine.ask import CHAT, COMPLETIONS, GENERATING, MESSAGES, RESPONSES, events
 from tests.engine.ask import body as asking
+from tests.engine.conftest import IN_THIS_PROCESS
 from tests.engine.exact_resume import Started, reasons, text
 from tests.engine.test_resume import SLOW_S, assert_same, model_args
 from tests.inprocess import FakeModel, Replica, Yard, yard
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # vLLM and torch run in this process
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = IN_THIS_PROCESS
 
 # Fewer places than adapters: they come and leave.
 ARGS = model_args(enable_lora=True, max_lora_rank=16, max_loras=2)

@@ -17,17 +17,11 @@ from serve_app.lease import EVERY_TOKEN_HEADER
 from serve_app.model import chunks
 from tests.engine import exact_resume
 from tests.engine.ask import CHAT, COMPLETIONS
-from tests.engine.conftest import ONE_THREAD
+from tests.engine.conftest import IN_THIS_PROCESS, ONE_THREAD
 from tests.engine.exact_resume import Started, reasons, text
 from tests.inprocess import FakeModel, Replica, Yard, yard
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # vLLM and torch run in this process
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = IN_THIS_PROCESS
 
 
 def model_args(**engine: Any) -> ModelArgs:
