@@ -18,6 +18,7 @@ from serve_app.asgi import MAX_HEAD_BYTES, MAX_HEADERS, Message, check_head
 from serve_app.config import GatewaySettings, Name
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.fields import Fields, parse, prefix_of, read, ticket_of
+from serve_app.gateway.record import Record
 from serve_app.gateway.relay import relayed_error
 from serve_app.gateway.request import Request, clean_request_id
 from serve_app.gateway.routes import BY_PATH, RELAYED
@@ -289,7 +290,7 @@ def from_below(frames: int, call: Callable[[], object]) -> object:
 
 def why_not(body: bytes) -> object:
     request = Request(ROUTE, {}, Fields(model="chat"), body, Ticket(1))
-    answer = Answer(_nowhere, "openai")
+    answer = Answer(_nowhere, "openai", Record(lambda *_labels, **_value: None, CHAT))
     answer.started, answer.generation = True, b"1"
     return request.why_not(answer)
 

@@ -93,7 +93,7 @@ def bearer(key: str) -> dict[str, str]:
 async def settled(y: Yard) -> None:
     """Until every request is over and settled."""
     await y.quiet()
-    while y.relay._quotas._tasks:
+    while y.relay._quotas._unsettled:
         await asyncio.sleep(0.01)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from serve_app import errors
 from serve_app.asgi import Send, respond
 from serve_app.errors import ModelyardError, Protocol
+from serve_app.gateway.record import Record
 from serve_app.gateway.upstream import Head
 from serve_app.lease import GROUP_END, KEPT_HEADER, RECORD
 
@@ -29,19 +30,17 @@ class Answer:
     """What goes back to one client: exactly one of a whole answer, a stream with a defined end, or an error.
 
     ``records``: the journal of a stream so far, unread (see ``serve_app.model.journal``). ``generation``: who may
-    continue it. ``moves``: how often another replica had to go on. ``fallback``: the model that answers in another's
-    place.
+    continue it. ``fallback``: the model that answers in another's place. ``record``: is told when the answer begins.
     """
 
-    def __init__(self, send: Send, protocol: Protocol) -> None:
+    def __init__(self, send: Send, protocol: Protocol, record: Record) -> None:
         self._send = send
         self._protocol = protocol
+        self.record = record
         self.started = False
         self.records: list[bytes] = []
         self.generation = b""
-        self.moves = 0
         self.fallback = ""
-        self.request_id = b""
         self.extra: list[tuple[bytes, bytes]] = []  # further headers of whatever the answer will be
         self._events = False  # the head of an SSE stream went out
         self._first = self._last = b""
@@ -63,7 +62,9 @@ class Answer:
         if self._events:
             raise errors.UpstreamBroken("The model answered with no stream, although the request waited as one.")
         self.started = True
+        self.record.begins(stream=False)
         length = (b"content-length", str(len(body)).encode())
+        self.record.status = head.status
         await respond(self._send, head.status, [*self._headers(head.headers), length], body)
 
     async def stream(self, head: Head, read: Read) -> None:
@@ -128,19 +129,22 @@ class Answer:
 
     async def _start(self, head: Head) -> None:
         self.started = True
+        self.record.begins(stream=True)
         if not self._events:
             await self._begin(head.status, head.headers)
 
     async def _begin(self, status: int, headers: Headers) -> None:
         self._events = True
+        self.record.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": self._headers(headers)})
 
     def _headers(self, given: Headers) -> list[tuple[bytes, bytes]]:
         headers = [(k, v) for k, v in given if k in _RETURNED]
-        headers.append((b"x-request-id", self.request_id))
+        headers.append((b"x-request-id", self.record.id))
+        headers += self.record.timing()
         headers += self.extra
-        if self.moves:
-            headers.append((MOVES_HEADER, str(self.moves).encode()))
+        if self.record.moves:
+            headers.append((MOVES_HEADER, str(self.record.moves).encode()))
         return headers + self._in_whose_place()
 
     def _in_whose_place(self) -> list[tuple[bytes, bytes]]:

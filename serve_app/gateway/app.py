@@ -1,7 +1,8 @@
 """Wiring of the gateway: its Serve deployment, its FastAPI app (docs, models, health) and the relay beside it."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -25,9 +26,9 @@ from serve_app.gateway.key_file import KeyFile
 from serve_app.gateway.quotas import RATE_LIMIT_HEADERS
 from serve_app.gateway.relay import Relay
 from serve_app.gateway.request import ASKING_HEADERS
-from serve_app.gateway.routes import BY_PATH, RELAYED, protocol_of
+from serve_app.gateway.routes import BY_PATH, RELAYED, Route, protocol_of
 from serve_app.keys import ANYBODY, Caller, no_key
-from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES, Metric
+from serve_app.signals import ALL, Metric, Note
 
 logger = logging.getLogger("ray.serve")
 
@@ -55,7 +56,7 @@ CALLER = "modelyard.caller"
 class Gateway:
     async def __init__(self) -> None:  # type: ignore[misc]
         self._directory = Directory(lambda: self._relay.settings)
-        self._relay = Relay(self._directory, counters(MOVES, BROKEN_STREAMS, FALLBACKS))
+        self._relay = Relay(self._directory, in_ray(ALL))
         if names := ray_env.missing():
             logger.warning(
                 f"Not set when Ray started: {', '.join(names)}. Everything works, more slowly and with less cleaning "
@@ -76,14 +77,31 @@ class Gateway:
         return GatewayApp(self._directory, self._relay)
 
 
-def counters(*counted: Metric) -> Callable[..., None]:
-    """``count(metric, *labels)`` in Ray's metrics."""
-    made = {metric: metrics.Counter(metric.name, metric.description, metric.labels) for metric in counted}
+def in_ray(wanted: Sequence[Metric]) -> Note:
+    """``signals.Note`` into Ray's metrics, whose names begin with ``ray_`` where they are scraped."""
+    write = {metric.name: _writer(metric) for metric in wanted}
 
-    def count(metric: Metric, *labels: str) -> None:
-        made[metric].inc(tags=dict(zip(metric.labels, labels, strict=True)))
+    def note(metric: Metric, *labels: str, value: float = 1.0) -> None:
+        write[metric.name](value, dict(zip(metric.labels, labels, strict=True)))
 
-    return count
+    return note
+
+
+def _writer(metric: Metric) -> Any:
+    """``write(value, tags)``."""
+    if metric.kind == "counter":
+        return metrics.Counter(metric.name, metric.description, metric.labels).inc
+    if metric.kind == "histogram":
+        return metrics.Histogram(metric.name, metric.description, list(metric.bounds), metric.labels).observe
+    gauge = metrics.Gauge(metric.name, metric.description, metric.labels)
+    now: dict[tuple[str, ...], float] = defaultdict(float)  # Ray's gauges are set, not moved
+
+    def move(by: float, tags: dict[str, str]) -> None:
+        at = tuple(tags.values())
+        now[at] += by
+        gauge.set(now[at], tags)
+
+    return move
 
 
 class GatewayApp:
@@ -105,25 +123,31 @@ class GatewayApp:
         if scope["type"] == "http":
             # A gateway with a route prefix of its own: servers leave it in the path and say so in root_path.
             path = scope["path"].removeprefix(scope.get("root_path", ""))
+            route = BY_PATH.get(path) if scope["method"] == "POST" else None
             receive = bounded(receive, int(self._relay.settings.max_body_mb * 2**20))
             try:
                 check_head(scope)
             except errors.HeadTooLarge as error:
+                self._refused(route, error)
                 await respond(send, *errors.render(error, protocol_of(path)))
                 return
             try:
                 caller = self._keys.caller(dict(scope["headers"]))
             except errors.ModelyardError as error:
                 if path not in WITHOUT_KEY:
+                    self._refused(route, error)
                     await respond(send, *errors.render(error, protocol_of(path)))
                     return
                 caller = None
-            route = BY_PATH.get(path)
-            if route is not None and scope["method"] == "POST":
+            if route is not None:
                 await self._relay(route, caller or ANYBODY, scope, receive, send)
                 return
             scope[CALLER] = caller
         await self._api(scope, receive, send)
+
+    def _refused(self, route: Route | None, error: errors.ModelyardError) -> None:
+        if route is not None:
+            self._relay.refused(route, error)
 
 
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

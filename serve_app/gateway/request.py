@@ -1,5 +1,6 @@
 """One client's request, as every replica gets it that is asked for its answer."""
 
+import itertools
 import json
 import re
 import secrets
@@ -10,8 +11,8 @@ from serve_app.asgi import says_yes
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.fields import SESSION_HEADER, TIMEOUT_HEADER, Fields, longest_wait_s, prefix_of
 from serve_app.gateway.lease import Lease
-from serve_app.gateway.quotas import Charge
 from serve_app.gateway.routes import Route
+from serve_app.gateway.tally import Tally
 from serve_app.lease import (
     ADAPTER_HEADER,
     ADAPTER_PATH_HEADER,
@@ -32,6 +33,8 @@ KEEP_ALIVE_HEADER = b"x-modelyard-keep-alive"
 NO_FALLBACK_HEADER = b"x-modelyard-no-fallback"
 # All that a client may ask of us by header.
 ASKING_HEADERS = (TIMEOUT_HEADER, SESSION_HEADER, KEEP_ALIVE_HEADER, NO_FALLBACK_HEADER, EVERY_TOKEN_HEADER)
+# Under these replicas count. Unique on a lease, which is all that they have to be.
+_NUMBERS = itertools.count(1)
 # What of the client's headers the engine may see. Never authorization or cookies.
 _FORWARDED = frozenset(
     (b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version", EVERY_TOKEN_HEADER)
@@ -39,14 +42,14 @@ _FORWARDED = frozenset(
 
 
 class Request:
-    """Read once, here; the body passes as it is."""
+    """Read once, here; the body passes as it is. ``tally``: who wants to know what it costs; None: nobody."""
 
     def __init__(self, route: Route, headers: dict[bytes, bytes], fields: Fields, body: bytes, ticket: Ticket) -> None:
         self.route = route
         self.asked = str(fields.model)
         self.body = body
         self.ticket = ticket
-        self.charge: Charge | None = None
+        self.tally: Tally | None = None
         self.longest_wait_s = longest_wait_s(headers)
         self.streams = route.streams and fields.stream is True
         self.keep_alive = says_yes(headers, KEEP_ALIVE_HEADER)
@@ -78,16 +81,16 @@ class Request:
 
     def count_on(self, lease: Lease) -> str:
         """Under which number the replica is to count the request's tokens; empty: it need not."""
-        if self.charge is None:
+        if self.tally is None:
             return ""
-        number = secrets.token_hex(8)
-        self.charge.ask(number)
-        lease.counting[number] = self.charge.count
+        number = str(next(_NUMBERS))
+        self.tally.ask(number)
+        lease.counting[number] = self.tally.count
         return number
 
     def count_no_more(self, lease: Lease, number: str) -> None:
-        if self.charge is not None and lease.counting.pop(number, None) is not None:
-            self.charge.ask("")
+        if self.tally is not None and lease.counting.pop(number, None) is not None:
+            self.tally.ask("")
 
     def head(self, lease: Lease, answer: Answer, records: int, number: str) -> bytes:
         """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes.
