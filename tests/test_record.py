@@ -310,13 +310,18 @@ async def test_who_is_not_let_in_is_told_as_well(lines: list[Line], tmp_path: Pa
         assert not any("team" in at for at in (*y.noted.counters, *y.noted.observed, *y.noted.gauges))
 
 
-async def test_routes_that_generate_nothing_are_not_counted_in_tokens(lines: list[Line]) -> None:
-    """Embeddings come by the thousand, and each count is a message of its own."""
-    async with yard(model("embed", script=FakeScript(tasks=("embed",)))) as y:
-        assert (await y.client.post("/v1/embeddings", json={"model": "embed", "input": "x"})).status_code == 200
+PATHS = ["/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_every_route_counts_its_prompt(lines: list[Line], path: str) -> None:
+    """Whether or not it generates anything."""
+    async with yard(model("chat", script=FakeScript(tasks=("generate", "embed")))) as y:
+        asked = {"model": "chat", "input": "x", "prompt": "x", "messages": ask()["messages"], "max_tokens": 2}
+        assert (await y.client.post(path, json=asked)).status_code == 200
         await over(y, lines)
-        assert lines[0]["prompt_tokens"] is None
-        assert not counts(y, signals.TOKENS)
+        assert lines[0]["prompt_tokens"] > 0
+        assert counts(y, signals.TOKENS)["chat", path, "prompt"] == lines[0]["prompt_tokens"]
 
 
 async def test_a_replica_that_dies_counts_nothing_and_the_line_comes_all_the_same(

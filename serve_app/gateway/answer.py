@@ -30,7 +30,8 @@ class Answer:
     """What goes back to one client: exactly one of a whole answer, a stream with a defined end, or an error.
 
     ``records``: the journal of a stream so far, unread (see ``serve_app.model.journal``). ``generation``: who may
-    continue it. ``fallback``: the model that answers in another's place. ``record``: is told when the answer begins.
+    continue it. ``trailer``: what the replica said after the stream's last group. ``fallback``: the model that answers
+    in another's place. ``record``: is told when the answer begins.
     """
 
     def __init__(self, send: Send, protocol: Protocol, record: Record) -> None:
@@ -40,6 +41,7 @@ class Answer:
         self.started = False
         self.records: list[bytes] = []
         self.generation = b""
+        self.trailer = b""
         self.fallback = ""
         self.extra: list[tuple[bytes, bytes]] = []  # further headers of whatever the answer will be
         self._events = False  # the head of an SSE stream went out
@@ -125,6 +127,7 @@ class Answer:
                     events = events.replace(*created)
             self._last = events
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        self.trailer = rest
         await self.end()
 
     async def _start(self, head: Head) -> None:

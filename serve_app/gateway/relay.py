@@ -29,7 +29,7 @@ from serve_app.gateway.request import NO_FALLBACK_HEADER, Request, clean_request
 from serve_app.gateway.routes import BY_PATH, Route
 from serve_app.gateway.upstream import ConnectionBroken, LeaseExpired, Leaving
 from serve_app.keys import ANYBODY, Caller
-from serve_app.lease import REFUSED_HEADER, UNKNOWN_LEASE
+from serve_app.lease import COUNTED_HEADER, REFUSED_HEADER, UNKNOWN_LEASE
 from serve_app.names import Names
 from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES, Note
 
@@ -171,10 +171,8 @@ class Relay:
             body, fields = changed, parse(changed)
         context = meant.card.facts.max_model_len if meant.card.facts else None
         ticket = replace(ticket_of(route, fields, len(body), context), key=caller.name, priority=caller.rank)
-        request = Request(route, headers, fields, body, ticket)
+        request = Request(route, headers, fields, body, ticket, record.tally)
         record.id = request.id
-        if route.generates or caller.limits:
-            request.tally = record.tally
         targets = choice.targets if request.may_fall_back else choice.targets[:1]
         if not caller.limits:
             await self._try_models(targets, request, answer)
@@ -295,12 +293,14 @@ class Relay:
                 request.count_no_more(lease, number)
                 kind = LeaseExpired if refused == UNKNOWN_LEASE else ConnectionBroken
                 raise kind(f"the replica refused: {refused.decode()}")
+            request.counted(lease, number, head.get(COUNTED_HEADER))
             if head.status in _ASK_ANOTHER:
                 raise ConnectionBroken(f"the replica answered {head.status}")
             if head.status >= 400:
                 raise relayed_error(head.status, await _all(connection.read, MAX_ERROR_BYTES))
             if head.get(b"content-type").startswith(b"text/event-stream"):
                 await answer.stream(head, connection.read)
+                request.counted(lease, number, answer.trailer)
             else:
                 # Committed whole: a replica that dies half-way costs a second try, not a broken answer.
                 await answer.whole(head, await _all(connection.read))

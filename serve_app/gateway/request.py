@@ -24,6 +24,7 @@ from serve_app.lease import (
     LEASE_HEADER,
     PRIORITY_HEADER,
     RESUME_HEADER,
+    Counted,
 )
 from serve_app.prefixes import Prefix, of_adapter
 
@@ -42,14 +43,22 @@ _FORWARDED = frozenset(
 
 
 class Request:
-    """Read once, here; the body passes as it is. ``tally``: who wants to know what it costs; None: nobody."""
+    """Read once, here; the body passes as it is. ``tally``: is told what it costs."""
 
-    def __init__(self, route: Route, headers: dict[bytes, bytes], fields: Fields, body: bytes, ticket: Ticket) -> None:
+    def __init__(
+        self,
+        route: Route,
+        headers: dict[bytes, bytes],
+        fields: Fields,
+        body: bytes,
+        ticket: Ticket,
+        tally: Tally,
+    ) -> None:
         self.route = route
         self.asked = str(fields.model)
         self.body = body
         self.ticket = ticket
-        self.tally: Tally | None = None
+        self.tally = tally
         self.longest_wait_s = longest_wait_s(headers)
         self.streams = route.streams and fields.stream is True
         self.keep_alive = says_yes(headers, KEEP_ALIVE_HEADER)
@@ -80,17 +89,21 @@ class Request:
         return self._prefix
 
     def count_on(self, lease: Lease) -> str:
-        """Under which number the replica is to count the request's tokens; empty: it need not."""
-        if self.tally is None:
-            return ""
+        """Under which number the replica is to count the request's tokens."""
         number = str(next(_NUMBERS))
         self.tally.ask(number)
         lease.counting[number] = self.tally.count
         return number
 
     def count_no_more(self, lease: Lease, number: str) -> None:
-        if self.tally is not None and lease.counting.pop(number, None) is not None:
+        if lease.counting.pop(number, None) is not None:
             self.tally.ask("")
+
+    def counted(self, lease: Lease, number: str, words: bytes) -> None:
+        """The answer itself says what it cost (``COUNT_HEADER``); empty: it does not, so the lease will."""
+        if words and (tell := lease.counting.pop(number, None)) is not None:
+            prompt, generated = map(int, words.split())
+            tell(Counted(number, prompt, generated))
 
     def head(self, lease: Lease, answer: Answer, records: int, number: str) -> bytes:
         """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes.
@@ -100,13 +113,12 @@ class Request:
             f"POST {self.route.path} HTTP/1.1\r\nhost: {grant.host}:{grant.port}".encode("latin-1"),
             f"content-length: {records + len(self.body)}".encode(),
             LEASE_HEADER + b": " + grant.token.encode(),
+            COUNT_HEADER + b": " + number.encode(),
             *self._lines,
         ]
         if self._adapter:
             name, path = self._adapter
             lines += [ADAPTER_HEADER + b": " + name.encode(), ADAPTER_PATH_HEADER + b": " + path.encode()]
-        if number:
-            lines.append(COUNT_HEADER + b": " + number.encode())
         if answer.started:
             lines.append(RESUME_HEADER + f": {records}".encode())
             lines.append(GENERATION_HEADER + b": " + answer.generation)
