@@ -181,14 +181,16 @@ async def test_request_ids_are_bounded_and_echoed() -> None:
 # Names of models
 
 
-async def test_unknown_names_make_no_metric_and_are_not_kept() -> None:
-    """5,000 different ones: 5,000 times 404, no series, no pool, nothing asked of a replica."""
+async def test_unknown_names_are_one_series_and_are_not_kept() -> None:
+    """5,000 different ones: 5,000 times 404, one series for all, no pool, nothing asked of a replica."""
     async with yard(model("chat")) as y:
         for i in range(5000):
             body = b'{"model": "unknown-%d"}' % i
             status, _ = await direct(y, CHAT, body)
             assert status == 404
-        assert not y.counted
+        assert y.noted.counters == {("modelyard_requests_total", "other", CHAT, "4xx", "model_not_found"): 5000}
+        assert not y.noted.gauges
+        assert not y.noted.observed
         assert y.models["chat"].pool is None
         assert list(y.relay._known().catalog.ids) == ["chat"]
 

@@ -16,7 +16,6 @@ from serve_app.config import FakeScript, GatewaySettings, Name, RequestLimits
 from serve_app.gateway import record
 from serve_app.gateway.app import in_ray
 from serve_app.gateway.record import Record, reason_of
-from serve_app.keys import ANYBODY
 from serve_app.lease import Counted
 from tests.inprocess import Noted, Yard, model, yard
 
@@ -267,16 +266,28 @@ async def test_a_fallback_counts_under_the_model_that_answered(lines: list[Line]
         assert (lines[0]["asked"], lines[0]["model"]) == ("best", "small")
 
 
-async def test_names_that_nobody_knows_make_no_labels(lines: list[Line]) -> None:
-    """Five thousand of them are one series."""
-    async with yard(model("chat")) as y:
-        for number in range(5000):
-            with pytest.raises(errors.UnknownModel):
-                await y.relay.call("/v1/completions", {"model": f"m{number}", "prompt": SECRET}, ANYBODY, {})
-        assert y.noted.counters == {(signals.REQUESTS.name, "other", "/generate", "4xx", "model_not_found"): 5000}
-        assert not y.noted.gauges
-        assert not y.noted.observed
-        assert len({line["asked"] for line in lines}) == 5000
+async def test_the_plain_endpoint_is_told_too(lines: list[Line]) -> None:
+    """Under its own path, also where its client leaves."""
+    async with yard(model("chat", script=FakeScript())) as y:
+        asked = {"model_name": "chat", "prompt": SECRET, "max_tokens": 2}
+        assert (await y.client.post("/generate", json=asked)).status_code == 200
+        await over(y, lines)
+        y.models["chat"].replicas[0].freeze()
+        asking = asyncio.create_task(y.client.post("/generate", json=asked))
+        async with asyncio.timeout(20):
+            while not gauges(y):
+                await asyncio.sleep(0.01)
+        asking.cancel()
+        async with asyncio.timeout(20):
+            while gauges(y):
+                await asyncio.sleep(0.01)
+        y.models["chat"].replicas[0].thaw()
+        await over(y, lines, 2)
+        assert [(line["route"], line["outcome"]) for line in lines] == [
+            ("/generate", "ok"),
+            ("/generate", "client left"),
+        ]
+        assert counts(y, signals.ABORTS) == {("chat", "/generate", "answering"): 1}
 
 
 async def test_an_engines_own_words_make_no_labels() -> None:
