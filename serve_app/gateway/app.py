@@ -24,6 +24,7 @@ from serve_app.gateway.answer import FALLBACK_HEADER, MOVES_HEADER
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.key_file import KeyFile
 from serve_app.gateway.quotas import RATE_LIMIT_HEADERS
+from serve_app.gateway.record import TIMING_HEADER
 from serve_app.gateway.relay import Relay
 from serve_app.gateway.request import ASKING_HEADERS
 from serve_app.gateway.routes import BY_PATH, RELAYED, Route, protocol_of
@@ -153,7 +154,7 @@ class GatewayApp:
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     # Keys travel in headers, never in cookies, so no credentials are allowed.
     headers = ["authorization", "x-api-key", "content-type", "anthropic-version", "x-request-id"]
-    told = ["x-request-id", "retry-after", *(name.decode() for name in (MOVES_HEADER, FALLBACK_HEADER))]
+    told = ["x-request-id", "retry-after", *(name.decode() for name in (MOVES_HEADER, FALLBACK_HEADER, TIMING_HEADER))]
     cors = CORSMiddleware(
         app,
         allow_origins=origins,

@@ -36,6 +36,7 @@ NO_FALLBACK_HEADER = b"x-modelyard-no-fallback"
 ASKING_HEADERS = (TIMEOUT_HEADER, SESSION_HEADER, KEEP_ALIVE_HEADER, NO_FALLBACK_HEADER, EVERY_TOKEN_HEADER)
 # Under these replicas count. Unique on a lease, which is all that they have to be.
 _NUMBERS = itertools.count(1)
+_COUNT = re.compile(rb"(\d{1,12}) (\d{1,12})")
 # What of the client's headers the engine may see. Never authorization or cookies.
 _FORWARDED = frozenset(
     (b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version", EVERY_TOKEN_HEADER)
@@ -101,9 +102,9 @@ class Request:
 
     def counted(self, lease: Lease, number: str, words: bytes) -> None:
         """The answer itself says what it cost (``COUNT_HEADER``); empty: it does not, so the lease will."""
-        if words and (tell := lease.counting.pop(number, None)) is not None:
-            prompt, generated = map(int, words.split())
-            tell(Counted(number, prompt, generated))
+        # A model's own code may write anything in its answers; what is no count is none.
+        if (said := _COUNT.fullmatch(words)) and (tell := lease.counting.pop(number, None)) is not None:
+            tell(Counted(number, int(said[1]), int(said[2])))
 
     def head(self, lease: Lease, answer: Answer, records: int, number: str) -> bytes:
         """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes.
