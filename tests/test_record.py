@@ -14,10 +14,12 @@ from serve_app import errors, keys, signals
 from serve_app.catalog import State
 from serve_app.config import FakeScript, GatewaySettings, Name, RequestLimits
 from serve_app.gateway import record
+from serve_app.gateway.answer import Answer
 from serve_app.gateway.app import in_ray
 from serve_app.gateway.record import Record, reason_of
+from serve_app.gateway.upstream import Head
 from serve_app.lease import Counted
-from tests.inprocess import Noted, Yard, model, yard
+from tests.inprocess import Noted, Yard, eventually, model, yard
 
 CHAT = "/v1/chat/completions"
 SECRET = "what-the-prompt-says"
@@ -50,9 +52,7 @@ def ask(tokens: int = 3, **more: Any) -> dict[str, Any]:
 
 async def over(y: Yard, lines: list[Line], requests: int = 1) -> None:
     """Until so many requests are told of, and nothing runs any more."""
-    async with asyncio.timeout(20):
-        while len(lines) < requests:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: len(lines) >= requests)
     await y.quiet()
     assert len(lines) == requests
 
@@ -73,9 +73,7 @@ def gauges(y: Yard) -> dict[tuple[str, ...], int]:
 
 
 async def until_begun(y: Yard) -> None:
-    async with asyncio.timeout(20):
-        while not any(replica.engine.report()["running"] for replica in y.models["chat"].replicas):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: any(replica.engine.report()["running"] for replica in y.models["chat"].replicas))
 
 
 async def whole(y: Yard) -> None:
@@ -103,9 +101,7 @@ async def nobody_in_time(y: Yard) -> None:
 async def leaves_while_waiting(y: Yard) -> None:
     y.models["chat"].replicas[0].alive = False
     asking = asyncio.create_task(y.client.post(CHAT, json=ask()))
-    async with asyncio.timeout(20):
-        while not gauges(y):
-            await asyncio.sleep(0.01)
+    await eventually(lambda: gauges(y))
     assert gauges(y) == {("modelyard_held_cold", "chat", CHAT): 1}
     asking.cancel()
 
@@ -133,6 +129,11 @@ async def breaks(y: Yard) -> None:
                 y.models["chat"].replicas[0].sever()
 
 
+async def engine_fails_in_the_stream(y: Yard) -> None:
+    answer = await y.client.post(CHAT, json=ask(stream=True, fake={"fail": 2}))
+    assert '"error"' in answer.text
+
+
 OUTCOMES = [
     (whole, ("2xx", "ok"), None, {"outcome": "ok", "status": 200, "generated_tokens": 3}),
     (streamed, ("2xx", "ok"), None, {"outcome": "ok", "status": 200, "generated_tokens": 3}),
@@ -143,6 +144,7 @@ OUTCOMES = [
     (leaves_before_the_answer, ("4xx", "client_left"), "answering", {"outcome": "client left", "prompt_tokens": 2}),
     (leaves_the_stream, ("2xx", "client_left"), "streaming", {"outcome": "client left", "generated_tokens": 4}),
     (breaks, ("2xx", "model_unavailable"), None, {"outcome": "broken", "status": 200}),
+    (engine_fails_in_the_stream, ("2xx", "engine"), None, {"outcome": "broken", "status": 200, "generated_tokens": 2}),
 ]
 
 
@@ -200,13 +202,9 @@ async def test_who_waits_for_a_full_model_is_queued(lines: list[Line]) -> None:
     async with yard(model("chat", slots=1)) as y:
         y.models["chat"].replicas[0].freeze()
         first = asyncio.create_task(y.client.post(CHAT, json=ask()))
-        async with asyncio.timeout(20):
-            while gauges(y) != {("modelyard_in_flight", "chat", CHAT): 1}:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: gauges(y) == {("modelyard_in_flight", "chat", CHAT): 1})
         second = asyncio.create_task(y.client.post(CHAT, json=ask()))
-        async with asyncio.timeout(20):
-            while len(gauges(y)) < 2:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: len(gauges(y)) == 2)
         assert gauges(y) == {("modelyard_in_flight", "chat", CHAT): 1, ("modelyard_queued", "chat", CHAT): 1}
         await asyncio.sleep(0.1)
         y.models["chat"].replicas[0].thaw()
@@ -238,6 +236,7 @@ async def test_a_stream_that_moves_is_told_once(lines: list[Line]) -> None:
     """Its replica is cut off in the middle: one request, one first token, and the tokens of the whole answer."""
     two = model("chat", replicas=2, script=FakeScript(token_interval_s=0.01))
     async with yard(two) as y:
+        y.directory.running("chat", *two.replicas)
         async with y.client.stream("POST", CHAT, json=ask(20, stream=True)) as answer:
             async for part in answer.aiter_lines():
                 if '"t7 "' in part:
@@ -274,13 +273,9 @@ async def test_the_plain_endpoint_is_told_too(lines: list[Line]) -> None:
         await over(y, lines)
         y.models["chat"].replicas[0].freeze()
         asking = asyncio.create_task(y.client.post("/generate", json=asked))
-        async with asyncio.timeout(20):
-            while not gauges(y):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: gauges(y))
         asking.cancel()
-        async with asyncio.timeout(20):
-            while gauges(y):
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not gauges(y))
         y.models["chat"].replicas[0].thaw()
         await over(y, lines, 2)
         assert [(line["route"], line["outcome"]) for line in lines] == [
@@ -335,16 +330,64 @@ async def test_every_route_counts_its_prompt(lines: list[Line], path: str) -> No
         assert counts(y, signals.TOKENS)["chat", path, "prompt"] == lines[0]["prompt_tokens"]
 
 
-async def test_a_replica_that_dies_counts_nothing_and_the_line_comes_all_the_same(
-    lines: list[Line], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a moment, without tokens."""
-    monkeypatch.setattr("serve_app.gateway.tally.COUNT_S", 0.05)
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a count waits for ever."""
+    monkeypatch.setattr("serve_app.gateway.tally.COUNT_S", 600)
+    monkeypatch.setattr("serve_app.gateway.leases.COUNT_S", 600)
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_nobody_waits_for_the_count_of_a_replica_that_breaks(lines: list[Line]) -> None:
+    """Its request is told without tokens."""
     async with yard(model("chat")) as y:
         await breaks(y)
         await over(y, lines)
         assert lines[0]["generated_tokens"] is None
         assert len(observed(y, signals.FIRST_TOKEN_TIME)) == 1
+
+
+@pytest.mark.usefixtures("_patient")
+async def test_a_replica_that_falls_silent_keeps_no_slot(lines: list[Line]) -> None:
+    """It says no more what it counted: its lease goes all the same when the request goes on elsewhere."""
+    two = model("chat", replicas=2, script=FakeScript(token_interval_s=0.01), limits=RequestLimits(silence_s=0.4))
+    async with yard(two) as y:
+        y.directory.running("chat", *two.replicas)
+        async with y.client.stream("POST", CHAT, json=ask(100, stream=True)) as answer:
+            async for part in answer.aiter_lines():
+                if '"t7 "' in part:
+                    frozen = next(replica for replica in two.replicas if replica.gate.busy)
+                    frozen.freeze()
+        assert lines[0]["moves"] == 1
+        await eventually(lambda: not frozen.streams)
+        frozen.thaw()
+
+
+@pytest.mark.parametrize(
+    ("reads", "failed"),
+    [
+        ([b'data: {"error":{}}\n\n', b"data: [DONE]\n\n"], True),
+        ([b'data: {"a":1}\n\nda', b'ta: {"error": {}}\n\ndata: [DONE]\n\n'], True),
+        ([b"event: content_block_delta\ndata: {}\n\n", b'event: error\ndata: {"type": "error"}\n\n'], True),
+        ([b'data: {"text":"data: {\\"error\\":"}\n\n', b"data: [DONE]\n\n"], False),
+        ([b'event: errors\ndata: {"error": null}\n\n'], False),
+        ([b'data: {"error":{}}\n\n', b'data: {"a":1}\n\n', b"data: [DONE]\n\n"], False),
+        ([], False),
+    ],
+)
+async def test_an_engines_error_is_known_by_how_its_stream_ends(reads: list[bytes], failed: bool) -> None:
+    """In its last two reads, however it is cut, and by nothing that an answer's text can say."""
+
+    async def nowhere(_message: Any) -> None:
+        pass
+
+    async def read() -> bytes:
+        return coming.pop(0) if coming else b""
+
+    coming = list(reads)
+    one = Record(Noted(), CHAT)
+    await Answer(nowhere, "openai", one).stream(Head(200), read)
+    assert one.engine_failed is failed
 
 
 async def test_a_count_that_comes_early_late_or_twice_is_told_once(lines: list[Line]) -> None:

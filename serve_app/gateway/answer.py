@@ -21,6 +21,8 @@ MOVES_HEADER = b"x-modelyard-moves"
 # Tells the client which model answered in the place of the one that its name means.
 FALLBACK_HEADER = b"x-modelyard-fallback"
 _CREATED = re.compile(rb'"created": ?\d+')
+# An engine's own error in a stream, on any route. JSON holds no line break as such, so no answer's text looks like it.
+_ENGINE_ERROR = re.compile(rb'^(data: ?\{"error": ?\{|event: ?error$)', re.MULTILINE)
 
 Read = Callable[[], Awaitable[bytes]]
 Headers = Sequence[tuple[bytes, bytes]]
@@ -81,13 +83,14 @@ class Answer:
         """The stream's last event went out; only its end is missing."""
         return self._last.endswith(b"data: [DONE]\n\n")
 
-    async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b""})
+    async def end(self, rest: bytes = b"") -> None:
+        self.record.engine_failed = _ENGINE_ERROR.search(self._last) is not None
+        await self._send({"type": "http.response.body", "body": rest})
 
     async def _plain(self, head: Head, read: Read) -> None:
         data = await read()
         await self._start(head)
-        rest = b""
+        rest = last = before = b""
         send = self._send
         while data:
             if rest:
@@ -98,9 +101,12 @@ class Answer:
                 cut = data.rfind(b"\n\n") + 2
                 data, rest = (data[:cut], data[cut:]) if cut > 1 else (b"", data)
             if data:
+                before, last = last, data
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             data = await read()
-        await send({"type": "http.response.body", "body": rest})
+        # An error may be followed by the protocol's last event, in a read of its own.
+        self._last = before + last + rest
+        await self.end(rest)
 
     async def _groups(self, head: Head, read: Read, generation: bytes) -> None:
         """A stream with a journal: the records are kept, the events between them go out. Nothing of it is parsed."""

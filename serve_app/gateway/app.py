@@ -24,7 +24,7 @@ from serve_app.gateway.answer import FALLBACK_HEADER, MOVES_HEADER
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.key_file import KeyFile
 from serve_app.gateway.quotas import RATE_LIMIT_HEADERS
-from serve_app.gateway.record import TIMING_HEADER
+from serve_app.gateway.record import TIMING_HEADER, is_not_serves
 from serve_app.gateway.relay import Relay
 from serve_app.gateway.request import ASKING_HEADERS
 from serve_app.gateway.routes import BY_PATH, RELAYED, Route, protocol_of
@@ -58,6 +58,7 @@ class Gateway:
     async def __init__(self) -> None:  # type: ignore[misc]
         self._directory = Directory(lambda: self._relay.settings)
         self._relay = Relay(self._directory, in_ray(ALL))
+        logger.addFilter(is_not_serves)
         if names := ray_env.missing():
             logger.warning(
                 f"Not set when Ray started: {', '.join(names)}. Everything works, more slowly and with less cleaning "

@@ -31,13 +31,15 @@ from serve_app.signals import (
 
 # Below Serve's own logger: its handlers, encoding and level are those of the line.
 logger = logging.getLogger("ray.serve.access")
-# So `enable_access_log: false` in Serve's `logging_config` is about ours as well.
+# What Serve marks its own lines with, so that its `enable_access_log` rules ours.
 _AS_SERVE = {"serve_access_log": True}
 
 # https://www.w3.org/TR/server-timing/
 TIMING_HEADER = b"server-timing"
 # What servers log, since nginx, for a client that left before there was a status.
 LEFT_STATUS = 499
+# The reason of errors that an engine gave.
+ENGINE = "engine"
 
 
 class Record:
@@ -45,7 +47,7 @@ class Record:
 
     ``model``: whose name the metrics have, empty until it is known. ``asked``: the id that the client wrote. ``key``:
     its key's name. ``moves``: how often another replica had to go on. ``status``: of the answer's head, 0 before it
-    went out.
+    went out. ``engine_failed``: its stream ended with an error of the engine's own.
     """
 
     def __init__(self, note: Note, route: str, key: str = "", request_id: bytes = b"") -> None:
@@ -54,6 +56,7 @@ class Record:
         self.model = ""
         self.moves = 0
         self.status = 0
+        self.engine_failed = False
         self.tally = Tally()
         self._note = note
         self._route = route
@@ -125,12 +128,14 @@ class Record:
             self._outcome = "refused" if self._began is None else "broken"
             self._reason = reason_of(error)
             self.status = self.status or (error.status if isinstance(error, errors.ModelyardError) else 500)
+        elif self.engine_failed:
+            self._outcome, self._reason = "broken", ENGINE
         self._count(REQUESTS, f"{self.status // 100}xx", self._reason)
         if self._queue_s is not None:
             self._count(QUEUE_TIME, value=self._queue_s)
         if self._began is not None and self._is_stream:
             self._count(FIRST_TOKEN_TIME, value=self._began - self._came)
-        if error is None:
+        if self._outcome == "ok":
             self._count(WHOLE_TIME, value=self._ended - self._came)
         self.tally.then(self._tell)
 
@@ -189,10 +194,16 @@ class Record:
         self._note(metric, self.model or OTHER, self._route, *labels, value=value)
 
 
+def is_not_serves(entry: logging.LogRecord) -> bool:
+    """A filter for Serve's logger: its own line for each request says less than ours, which does not pass here since
+    its logger is another."""
+    return not any(hasattr(entry, mark) for mark in _AS_SERVE)
+
+
 def reason_of(error: BaseException) -> str:
     """A word of ours for an error: an engine may write anything into its own."""
     if isinstance(error, errors.Relayed):
-        return "engine"
+        return ENGINE
     if isinstance(error, errors.ModelyardError):
         return error.code or error.type
     return "api_error"

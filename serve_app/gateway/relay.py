@@ -285,9 +285,9 @@ class Relay:
 
     async def _one_try(self, lease: Lease, request: Request, answer: Answer) -> None:
         connection = lease.connection
+        number = request.count_on(lease)
         try:
             records = b";".join(answer.records)
-            number = request.count_on(lease)
             head = await connection.request(request.head(lease, answer, len(records), number), records + request.body)
             if refused := head.get(REFUSED_HEADER):
                 request.count_no_more(lease, number)
@@ -304,7 +304,9 @@ class Relay:
             else:
                 # Committed whole: a replica that dies half-way costs a second try, not a broken answer.
                 await answer.whole(head, await _all(connection.read))
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, ConnectionBroken):
+                request.count_is_lost(lease, number)
             # Also when our own task is cancelled (the client left): the replica must see the connection go.
             if not connection.reusable:
                 connection.close()

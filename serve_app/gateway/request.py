@@ -100,6 +100,11 @@ class Request:
         if lease.counting.pop(number, None) is not None:
             self.tally.ask("")
 
+    def count_is_lost(self, lease: Lease, number: str) -> None:
+        """Nobody waits for it any more, so the lease can go at once."""
+        if lease.counting.pop(number, None) is not None:
+            self.tally.give_up(number)
+
     def counted(self, lease: Lease, number: str, words: bytes) -> None:
         """The answer itself says what it cost (``COUNT_HEADER``); empty: it does not, so the lease will."""
         # A model's own code may write anything in its answers; what is no count is none.

@@ -6,7 +6,7 @@ from contextvars import copy_context
 
 from serve_app.lease import Counted
 
-# How long the count may come after the request's end. A replica that died counts nothing.
+# How long the count may come after the request's end.
 COUNT_S = 3.0
 
 
@@ -20,7 +20,7 @@ class Tally:
     def __init__(self) -> None:
         self.asked = ""
         self.counted: Counted | None = None
-        self._last = ""  # the number of the count that came last
+        self._last = ""  # the number of the last count that came, or was given up
         self._waiting: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -35,7 +35,11 @@ class Tally:
     def count(self, counted: Counted) -> None:
         if counted.prompt + counted.generated >= (self.used or 0):
             self.counted = counted
-        self._last = counted.number
+        self.give_up(counted.number)
+
+    def give_up(self, number: str) -> None:
+        """There will be no more than this of the count under ``number``."""
+        self._last = number
         if self._complete:
             self._call()
 
