@@ -1,5 +1,7 @@
 """Names and labels of our metrics, once. They go through Ray's own metrics, so one scrape has everything.
 
+``ALL`` are told to Ray; a gateway's own ``/metrics`` has ``OF_MODELS`` as well.
+
 Every label has few values: models, names and adapters that the configuration knows (``OTHER`` stands for what it does
 not), our routes, and words of ours. What clients write is never one. docs/observability.md is the table.
 """
@@ -114,3 +116,13 @@ ALL = (
     FALLBACKS,
     BROKEN_STREAMS,
 )
+
+REPLICAS = Metric("modelyard_replicas", "Replicas that answer, as this gateway knows it.", ("model",), "gauge")
+MODEL_STATE = Metric(
+    "modelyard_model_state",
+    "1 for the state that the model is in, 0 for the others. state: ready, starting, asleep or failed.",
+    ("model", "state"),
+    "gauge",
+)
+
+OF_MODELS = (REPLICAS, MODEL_STATE)

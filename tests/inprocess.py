@@ -19,7 +19,8 @@ from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send
 from serve_app.catalog import Catalog, Model, State
 from serve_app.config import FakeScript, RequestLimits
 from serve_app.gateway.affinity import Affinity
-from serve_app.gateway.app import GatewayApp
+from serve_app.gateway.app import GatewayApp, both
+from serve_app.gateway.exposition import Exposition
 from serve_app.gateway.leases import LeasePool
 from serve_app.gateway.relay import Relay
 from serve_app.lease import CardView, Counted, EngineFacts, Grant
@@ -335,8 +336,9 @@ async def yard(*models: FakeModel) -> AsyncIterator[Yard]:
             await replica.start()
     directory = FakeDirectory(list(models))
     noted = Noted()
-    relay = Relay(directory, noted)  # type: ignore[arg-type]
-    app = GatewayApp(directory, relay)  # type: ignore[arg-type]
+    exposition = Exposition("one", lambda: directory.catalog)
+    relay = Relay(directory, both(noted, exposition.note))  # type: ignore[arg-type]
+    app = GatewayApp(directory, relay, exposition)  # type: ignore[arg-type]
     gateway = HttpServer(app, HOST)
     await gateway.start()
     base = f"http://{HOST}:{gateway.port}"

@@ -22,6 +22,7 @@ from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
 from serve_app.gateway.answer import FALLBACK_HEADER, MOVES_HEADER
 from serve_app.gateway.directory import Directory
+from serve_app.gateway.exposition import Exposition
 from serve_app.gateway.key_file import KeyFile
 from serve_app.gateway.quotas import RATE_LIMIT_HEADERS
 from serve_app.gateway.record import TIMING_HEADER, is_not_serves
@@ -57,7 +58,9 @@ CALLER = "modelyard.caller"
 class Gateway:
     async def __init__(self) -> None:  # type: ignore[misc]
         self._directory = Directory(lambda: self._relay.settings)
-        self._relay = Relay(self._directory, in_ray(ALL))
+        replica = serve.get_replica_context().replica_id.unique_id
+        self._exposition = Exposition(replica, lambda: self._directory.catalog)
+        self._relay = Relay(self._directory, both(in_ray(ALL), self._exposition.note))
         logger.addFilter(is_not_serves)
         if names := ray_env.missing():
             logger.warning(
@@ -76,7 +79,15 @@ class Gateway:
         return {"replica": replica, "models": self._directory.report()}
 
     async def __serve_build_asgi_app__(self) -> Any:
-        return GatewayApp(self._directory, self._relay)
+        return GatewayApp(self._directory, self._relay, self._exposition)
+
+
+def both(one: Note, other: Note) -> Note:
+    def note(metric: Metric, *labels: str, value: float = 1.0) -> None:
+        one(metric, *labels, value=value)
+        other(metric, *labels, value=value)
+
+    return note
 
 
 def in_ray(wanted: Sequence[Metric]) -> Note:
@@ -109,10 +120,10 @@ def _writer(metric: Metric) -> Any:
 class GatewayApp:
     """ASGI: relayed paths go straight to the relay, with no middleware on their bytes; the rest is FastAPI's."""
 
-    def __init__(self, directory: Directory, relay: Relay) -> None:
+    def __init__(self, directory: Directory, relay: Relay, exposition: Exposition) -> None:
         self._relay = relay
         self._keys = KeyFile(lambda: relay.settings.keys_file)
-        self._api = build_api(directory, relay)
+        self._api = build_api(directory, relay, exposition)
         self._cors: tuple[tuple[str, ...], ASGIApp] = ((), self._answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -179,7 +190,7 @@ class GenerateAnswer(BaseModel):
     text: str
 
 
-def build_api(directory: Directory, relay: Relay) -> FastAPI:
+def build_api(directory: Directory, relay: Relay, exposition: Exposition) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
@@ -218,6 +229,13 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
                 "conflicts": list(catalog.conflicts),
             }
         )
+
+    @api.get("/metrics", tags=["operations"], summary="What this gateway replica counts, for Prometheus")
+    async def metrics(request: Request) -> Response:
+        if not _caller(request).metrics:
+            raise errors.Forbidden("This key may not read metrics: its entry needs `metrics: true`.")
+        text, media_type = exposition.text(request.headers.get("accept", ""))
+        return Response(text, media_type=media_type)
 
     @api.get("/v1/models", tags=["models"], summary="Every id that a request may name")
     async def models(request: Request) -> dict[str, Any]:

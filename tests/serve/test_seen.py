@@ -1,6 +1,7 @@
 """What is seen of requests on real Ray Serve: in Ray's metrics, through HAProxy and in Serve's own logs."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
@@ -24,18 +25,36 @@ def ask(**more: Any) -> dict[str, Any]:
     return {"model": "seen", "messages": [{"role": "user", "content": "two words"}], "max_tokens": 3, **more}
 
 
-def scraped(cluster: Cluster) -> dict[tuple[str, ...], float]:
-    """What Ray's targets tell of us: by the sample's name and our own labels, summed over the processes."""
+def scraped(*urls: str) -> Counter[tuple[str, ...]]:
+    """What these targets tell of us: by the sample's name and our own labels, summed over the processes."""
     ours = {f"ray_{metric.name}{end}": metric for metric in signals.ALL for end in ("", "_sum", "_count")}
-    found: dict[tuple[str, ...], float] = {}
-    targets = cluster.api._checked("GET", "/api/prometheus/sd").json()
-    for address in (address for target in targets for address in target["targets"]):
-        for family in text_string_to_metric_families(httpx.get(f"http://{address}/metrics", trust_env=False).text):
+    found: Counter[tuple[str, ...]] = Counter()
+    for url in urls:
+        for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", trust_env=False).text):
             for name, labels, value, *_ in family.samples:
                 if name in ours:
-                    at = (name, *(labels[label] for label in ours[name].labels))
-                    found[at] = found.get(at, 0) + value
+                    found[name, *(labels[label] for label in ours[name].labels)] += value  # type: ignore[assignment]
     return found
+
+
+def scraped_until(expected: dict[tuple[str, ...], int], urls: list[str]) -> Counter[tuple[str, ...]]:
+    """``scraped``, once ``expected`` is in it, or when that takes too long."""
+    found: Counter[tuple[str, ...]] = Counter()
+
+    def complete() -> bool:
+        nonlocal found
+        found = scraped(*urls)
+        return expected.items() <= found.items()
+
+    with suppress(AssertionError):
+        eventually("everything is told", complete)
+    return found
+
+
+def rays_targets(cluster: Cluster) -> list[str]:
+    """Where Ray tells a Prometheus to look."""
+    targets = cluster.api._checked("GET", "/api/prometheus/sd").json()
+    return [f"http://{address}" for target in targets for address in target["targets"]]
 
 
 def lines(cluster: Cluster) -> list[dict[str, Any]]:
@@ -51,7 +70,7 @@ def lines(cluster: Cluster) -> list[dict[str, Any]]:
 @both_proxies
 def test_metrics_come_out_of_rays_own(yard_cluster: Cluster) -> None:
     """After an answer, two streams, one whose client left and a refusal: each count with its labels, where a Prometheus
-    that asks Ray for targets finds it."""
+    that asks Ray for targets finds it, and on the gateway's own ``/metrics``."""
     yard_cluster.deploy(SEEN)
     for stream in (False, True, True):
         assert yard_cluster.client.post(CHAT, json=ask(stream=stream)).status_code == 200
@@ -74,16 +93,10 @@ def test_metrics_come_out_of_rays_own(yard_cluster: Cluster) -> None:
     }
 
     refusal = ("ray_modelyard_requests_total", signals.OTHER, CHAT, "4xx", "model_not_found")
-    found: dict[tuple[str, ...], float] = {}
-
-    def complete() -> bool:
-        found.update(scraped(yard_cluster))
-        return refusal in found and expected.items() <= found.items()
-
-    with suppress(AssertionError):
-        eventually("Ray's agent has them all", complete)
-    assert {at: found.get(at) for at in expected} == expected
-    assert refusal in found
+    for urls in ([yard_cluster.url], rays_targets(yard_cluster)):
+        found = scraped_until(expected, urls)
+        assert {at: found.get(at) for at in expected} == expected
+        assert found[refusal]
 
 
 @both_proxies
