@@ -19,9 +19,10 @@ from serve_app.asgi import ASGIApp, Message, Receive, Scope, Send
 from serve_app.catalog import Catalog, Model, State
 from serve_app.config import FakeScript, RequestLimits
 from serve_app.gateway.affinity import Affinity
-from serve_app.gateway.app import GatewayApp, both
+from serve_app.gateway.app import GatewayApp
 from serve_app.gateway.exposition import Exposition
 from serve_app.gateway.leases import LeasePool
+from serve_app.gateway.meters import both
 from serve_app.gateway.relay import Relay
 from serve_app.lease import CardView, Counted, EngineFacts, Grant
 from serve_app.model.engine_protocol import Engine

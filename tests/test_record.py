@@ -15,7 +15,7 @@ from serve_app.catalog import State
 from serve_app.config import FakeScript, GatewaySettings, Name, RequestLimits
 from serve_app.gateway import record
 from serve_app.gateway.answer import Answer
-from serve_app.gateway.app import in_ray
+from serve_app.gateway.meters import in_ray
 from serve_app.gateway.record import Record, reason_of
 from serve_app.gateway.upstream import Head
 from serve_app.lease import Counted

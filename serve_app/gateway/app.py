@@ -1,18 +1,16 @@
 """Wiring of the gateway: its Serve deployment, its FastAPI app (docs, models, health) and the relay beside it."""
 
 import logging
-from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, Field
 from ray import serve
 from ray.serve import Application
-from ray.util import metrics
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -24,13 +22,14 @@ from serve_app.gateway.answer import FALLBACK_HEADER, MOVES_HEADER
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.exposition import Exposition
 from serve_app.gateway.key_file import KeyFile
+from serve_app.gateway.meters import both, in_ray
 from serve_app.gateway.quotas import RATE_LIMIT_HEADERS
 from serve_app.gateway.record import TIMING_HEADER, is_not_serves
 from serve_app.gateway.relay import Relay
 from serve_app.gateway.request import ASKING_HEADERS
 from serve_app.gateway.routes import BY_PATH, RELAYED, Route, protocol_of
 from serve_app.keys import ANYBODY, Caller, no_key
-from serve_app.signals import ALL, Metric, Note
+from serve_app.signals import ALL
 
 logger = logging.getLogger("ray.serve")
 
@@ -80,41 +79,6 @@ class Gateway:
 
     async def __serve_build_asgi_app__(self) -> Any:
         return GatewayApp(self._directory, self._relay, self._exposition)
-
-
-def both(one: Note, other: Note) -> Note:
-    def note(metric: Metric, *labels: str, value: float = 1.0) -> None:
-        one(metric, *labels, value=value)
-        other(metric, *labels, value=value)
-
-    return note
-
-
-def in_ray(wanted: Sequence[Metric]) -> Note:
-    """``signals.Note`` into Ray's metrics, whose names begin with ``ray_`` where they are scraped."""
-    write = {metric.name: _writer(metric) for metric in wanted}
-
-    def note(metric: Metric, *labels: str, value: float = 1.0) -> None:
-        write[metric.name](value, dict(zip(metric.labels, labels, strict=True)))
-
-    return note
-
-
-def _writer(metric: Metric) -> Any:
-    """``write(value, tags)``."""
-    if metric.kind == "counter":
-        return metrics.Counter(metric.name, metric.description, metric.labels).inc
-    if metric.kind == "histogram":
-        return metrics.Histogram(metric.name, metric.description, list(metric.bounds), metric.labels).observe
-    gauge = metrics.Gauge(metric.name, metric.description, metric.labels)
-    now: dict[tuple[str, ...], float] = defaultdict(float)  # Ray's gauges are set, not moved
-
-    def move(by: float, tags: dict[str, str]) -> None:
-        at = tuple(tags.values())
-        now[at] += by
-        gauge.set(now[at], tags)
-
-    return move
 
 
 class GatewayApp:
@@ -230,7 +194,12 @@ def build_api(directory: Directory, relay: Relay, exposition: Exposition) -> Fas
             }
         )
 
-    @api.get("/metrics", tags=["operations"], summary="What this gateway replica counts, for Prometheus")
+    @api.get(
+        "/metrics",
+        tags=["operations"],
+        summary="What this gateway replica counts, for Prometheus",
+        response_class=PlainTextResponse,
+    )
     async def metrics(request: Request) -> Response:
         if not _caller(request).metrics:
             raise errors.Forbidden("This key may not read metrics: its entry needs `metrics: true`.")

@@ -26,13 +26,14 @@ class Exposition:
         self._registry = CollectorRegistry()
         self._registry.register(_Models(gateway, catalog))
         self._metrics = {metric.name: self._made(metric) for metric in ALL}
+        self._write: dict[tuple[str, ...], Callable[[float], None]] = {}  # by metric and labels
 
     def note(self, metric: Metric, *labels: str, value: float = 1.0) -> None:
-        series = self._metrics[metric.name].labels(self._gateway, *labels)
-        if isinstance(series, Histogram):
-            series.observe(value)
-        else:
-            series.inc(value)
+        at = (metric.name, *labels)
+        if at not in self._write:
+            series = self._metrics[metric.name].labels(self._gateway, *labels)
+            self._write[at] = series.observe if isinstance(series, Histogram) else series.inc
+        self._write[at](value)
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """All of it, and its content type, in the format that the header ``accept`` prefers."""
