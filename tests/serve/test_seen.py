@@ -1,60 +1,27 @@
 """What is seen of requests on real Ray Serve: in Ray's metrics, through HAProxy and in Serve's own logs."""
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from typing import Any
 
-import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app import signals
 from serve_app.config import GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH
 from serve_app.gateway.access_line import FIELDS
 from tests.serve.cluster import GATEWAY, Cluster, both_proxies, eventually, fake_app
+from tests.serve.scrape import scraped_until, targets
 
 pytestmark = pytest.mark.serve
 CHAT = "/v1/chat/completions"
 SEEN = fake_app("seen")
+OURS = {f"ray_{metric.name}{end}": metric.labels for metric in signals.ALL for end in ("", "_count")}
 
 
 def ask(**more: Any) -> dict[str, Any]:
     return {"model": "seen", "messages": [{"role": "user", "content": "two words"}], "max_tokens": 3, **more}
-
-
-def scraped(*urls: str) -> Counter[tuple[str, ...]]:
-    """What these targets tell of us: by the sample's name and our own labels, summed over the processes."""
-    ours = {f"ray_{metric.name}{end}": metric for metric in signals.ALL for end in ("", "_sum", "_count")}
-    found: Counter[tuple[str, ...]] = Counter()
-    for url in urls:
-        for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", trust_env=False).text):
-            for name, labels, value, *_ in family.samples:
-                if name in ours:
-                    found[name, *(labels[label] for label in ours[name].labels)] += value  # type: ignore[assignment]
-    return found
-
-
-def scraped_until(expected: dict[tuple[str, ...], int], urls: list[str]) -> Counter[tuple[str, ...]]:
-    """``scraped``, once ``expected`` is in it, or when that takes too long."""
-    found: Counter[tuple[str, ...]] = Counter()
-
-    def complete() -> bool:
-        nonlocal found
-        found = scraped(*urls)
-        return expected.items() <= found.items()
-
-    with suppress(AssertionError):
-        eventually("everything is told", complete)
-    return found
-
-
-def rays_targets(cluster: Cluster) -> list[str]:
-    """Where Ray tells a Prometheus to look."""
-    targets = cluster.api._checked("GET", "/api/prometheus/sd").json()
-    return [f"http://{address}" for target in targets for address in target["targets"]]
 
 
 def lines(cluster: Cluster) -> list[dict[str, Any]]:
@@ -93,8 +60,8 @@ def test_metrics_come_out_of_rays_own(yard_cluster: Cluster) -> None:
     }
 
     refusal = ("ray_modelyard_requests_total", signals.OTHER, CHAT, "4xx", "model_not_found")
-    for urls in ([yard_cluster.url], rays_targets(yard_cluster)):
-        found = scraped_until(expected, urls)
+    for urls in ([yard_cluster.url], targets(yard_cluster)):
+        found = scraped_until(expected, urls, OURS)
         assert {at: found.get(at) for at in expected} == expected
         assert found[refusal]
 
