@@ -232,6 +232,21 @@ async def test_server_timing_says_what_is_known_when_an_answer_begins(lines: lis
         assert sum(stages.values()) <= lines[0]["first_byte_s"] * 1000 + 1
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_a_stream_ends_with_its_timing_where_that_is_asked_for(path: str) -> None:
+    """As a comment behind its last event; without the header there is none."""
+    async with yard(model("chat", script=FakeScript(token_interval_s=0.02))) as y:
+        asked = ask(4, stream=True, prompt="x")
+        told = await y.client.post(path, json=asked, headers={"x-modelyard-timing": "1"})
+        *_, done, comment = told.text.removesuffix("\n\n").split("\n\n")
+        assert done == "data: [DONE]"
+        assert comment.startswith(": queue;dur=")
+        stages = dict(stage.strip().split(";dur=") for stage in comment[2:].split(","))
+        assert stages.keys() == {"queue", "upstream", "total"}
+        assert float(stages["total"]) >= 60
+        assert (await y.client.post(path, json=asked)).text.endswith("data: [DONE]\n\n")
+
+
 async def test_a_stream_that_moves_is_told_once(lines: list[Line]) -> None:
     """Its replica is cut off in the middle: one request, one first token, and the tokens of the whole answer."""
     two = model("chat", replicas=2, script=FakeScript(token_interval_s=0.01))

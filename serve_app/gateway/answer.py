@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from serve_app import errors
 from serve_app.asgi import Send, respond
 from serve_app.errors import ModelyardError, Protocol
-from serve_app.gateway.record import Record
+from serve_app.gateway.record import TIMING_HEADER, Record
 from serve_app.gateway.upstream import Head
 from serve_app.lease import GROUP_END, KEPT_HEADER, RECORD
 
@@ -33,7 +33,8 @@ class Answer:
 
     ``records``: the journal of a stream so far, unread (see ``serve_app.model.journal``). ``generation``: who may
     continue it. ``trailer``: what the replica said after the stream's last group. ``fallback``: the model that answers
-    in another's place. ``record``: is told when the answer begins.
+    in another's place. ``record``: is told when the answer begins. ``tells_timing``: a stream's end says where the
+    time went.
     """
 
     def __init__(self, send: Send, protocol: Protocol, record: Record) -> None:
@@ -45,6 +46,7 @@ class Answer:
         self.generation = b""
         self.trailer = b""
         self.fallback = ""
+        self.tells_timing = False
         self.extra: list[tuple[bytes, bytes]] = []  # further headers of whatever the answer will be
         self._events = False  # the head of an SSE stream went out
         self._first = self._last = b""
@@ -85,6 +87,8 @@ class Answer:
 
     async def end(self, rest: bytes = b"") -> None:
         self.record.engine_failed = _ENGINE_ERROR.search(self._last) is not None
+        if self.tells_timing and not rest:
+            rest = f": {self.record.timing(at_its_end=True)}\n\n".encode()
         await self._send({"type": "http.response.body", "body": rest})
 
     async def _plain(self, head: Head, read: Read) -> None:
@@ -150,7 +154,8 @@ class Answer:
     def _headers(self, given: Headers) -> list[tuple[bytes, bytes]]:
         headers = [(k, v) for k, v in given if k in _RETURNED]
         headers.append((b"x-request-id", self.record.id))
-        headers += self.record.timing()
+        if timing := self.record.timing():
+            headers.append((TIMING_HEADER, timing.encode()))
         headers += self.extra
         if self.record.moves:
             headers.append((MOVES_HEADER, str(self.record.moves).encode()))

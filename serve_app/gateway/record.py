@@ -95,14 +95,16 @@ class Record:
         self._began = time.monotonic()
         self._is_stream = stream
 
-    def timing(self) -> list[tuple[bytes, bytes]]:
-        """The header that tells the client where its time went so far, in milliseconds."""
+    def timing(self, *, at_its_end: bool = False) -> str:
+        """Where its time went so far, in the words of ``TIMING_HEADER``; empty where nothing is known."""
         known = []
         if self._queue_s is not None:
-            known.append(f"queue;dur={self._queue_s * 1000:.1f}")
+            known.append(("queue", self._queue_s))
         if self._began is not None:
-            known.append(f"upstream;dur={(self._began - self._sent) * 1000:.1f}")
-        return [(TIMING_HEADER, ", ".join(known).encode())] if known else []
+            known.append(("upstream", self._began - self._sent))
+        if at_its_end:
+            known.append(("total", time.monotonic() - self._came))
+        return ", ".join(f"{stage};dur={seconds * 1000:.1f}" for stage, seconds in known)
 
     # Its end
 

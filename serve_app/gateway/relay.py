@@ -173,6 +173,7 @@ class Relay:
         ticket = replace(ticket_of(route, fields, len(body), context), key=caller.name, priority=caller.rank)
         request = Request(route, headers, fields, body, ticket, record.tally)
         record.id = request.id
+        answer.tells_timing = request.wants_timing
         targets = choice.targets if request.may_fall_back else choice.targets[:1]
         if not caller.limits:
             await self._try_models(targets, request, answer)

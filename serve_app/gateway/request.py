@@ -32,8 +32,17 @@ from serve_app.prefixes import Prefix, of_adapter
 KEEP_ALIVE_HEADER = b"x-modelyard-keep-alive"
 # A client that wants the model that its name means, or an error.
 NO_FALLBACK_HEADER = b"x-modelyard-no-fallback"
+# A client's: tell me at the end of my stream where the time went.
+TELL_TIMING_HEADER = b"x-modelyard-timing"
 # All that a client may ask of us by header.
-ASKING_HEADERS = (TIMEOUT_HEADER, SESSION_HEADER, KEEP_ALIVE_HEADER, NO_FALLBACK_HEADER, EVERY_TOKEN_HEADER)
+ASKING_HEADERS = (
+    TIMEOUT_HEADER,
+    SESSION_HEADER,
+    KEEP_ALIVE_HEADER,
+    NO_FALLBACK_HEADER,
+    EVERY_TOKEN_HEADER,
+    TELL_TIMING_HEADER,
+)
 # Under these replicas count. Unique on a lease, which is all that they have to be.
 _NUMBERS = itertools.count(1)
 _COUNT = re.compile(rb"(\d{1,12}) (\d{1,12})")
@@ -63,6 +72,7 @@ class Request:
         self.longest_wait_s = longest_wait_s(headers)
         self.streams = route.streams and fields.stream is True
         self.keep_alive = says_yes(headers, KEEP_ALIVE_HEADER)
+        self.wants_timing = says_yes(headers, TELL_TIMING_HEADER)
         self.may_fall_back = not says_yes(headers, NO_FALLBACK_HEADER)
         # Also the answer's id in vLLM: one that is continued elsewhere keeps it.
         self.id = clean_request_id(headers.get(b"x-request-id", b"")) or secrets.token_hex(16).encode()
