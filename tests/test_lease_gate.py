@@ -177,6 +177,30 @@ async def test_a_count_is_told_once(headers: tuple[tuple[bytes, bytes], ...], pa
     assert not lease.busy
 
 
+@pytest.mark.parametrize("headers", [(), (SSE, (KEPT_HEADER, b"1"))])
+async def test_what_nobody_hears_is_told_on_the_lease(headers: tuple[tuple[bytes, bytes], ...]) -> None:
+    """vLLM answers a client that has left with an empty answer: the count is not in that one."""
+
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        counting = COUNTING.get()
+        assert counting is not None
+        counting.requests.append(lambda: (4, 5))
+        assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"null"})
+
+    async def left() -> Message:
+        return {"type": "http.disconnect"}
+
+    gate = LeaseGate(app)
+    lease = gate.grant()
+    scope = request(lease)
+    scope["headers"].append((COUNT_HEADER, b"7"))
+    await gate(scope, left, Sent())
+    assert lease.counted.get_nowait().in_words == b"4 5"
+    assert not lease.busy
+
+
 async def test_an_answer_goes_out_as_it_is_where_nobody_counts() -> None:
     """Message by message."""
     gate = LeaseGate(answers)

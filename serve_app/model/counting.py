@@ -14,11 +14,12 @@ from serve_app.lease import COUNTED_HEADER, KEPT_HEADER, Counted
 
 class Counting:
     """Of one HTTP request. ``requests``: for each engine request that it became, what says ``(prompt, generated)`` so
-    far, in tokens. ``told``: the answer says it."""
+    far, in tokens. ``told``: the answer says it. ``unheard``: the gateway has left; engines answer all the same."""
 
     def __init__(self, number: str) -> None:
         self.requests: list[Callable[[], tuple[int, int]]] = []
         self.told = False
+        self.unheard = False
         self._number = number
         self._head: Message | None = None  # kept back until it is known whether the answer is whole
         self._journal = False
@@ -37,11 +38,10 @@ class Counting:
                 return ()
             return (message,)
         head, self._head = self._head, None
-        if last and head is not None:
-            self.told = True
+        self.told = last and not self.unheard and (head is not None or self._journal)
+        if self.told and head is not None:
             head = {**head, "headers": [*head["headers"], (COUNTED_HEADER, self.total().in_words)]}
-        elif last and self._journal:
-            self.told = True
+        elif self.told:
             message = {**message, "body": message.get("body", b"") + self.total().in_words}
         return (message,) if head is None else (head, message)
 

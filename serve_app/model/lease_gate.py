@@ -89,6 +89,12 @@ class LeaseGate:
                 if counting is not None and not counting.told:
                     lease.counted.put_nowait(counting.total())
 
+        async def heard() -> Message:
+            message = await receive()
+            if counting is not None and message["type"] == "http.disconnect":
+                counting.unheard = True
+            return message
+
         async def freeing(message: Message) -> None:
             last = message["type"] == "http.response.body" and not message.get("more_body")
             messages = (message,) if counting is None else counting.add_to(message, last=last)
@@ -99,7 +105,7 @@ class LeaseGate:
                 await send(each)
 
         try:
-            await self._app(scope, receive, freeing)
+            await self._app(scope, heard, freeing)
         finally:
             free()
 
