@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app import signals
-from serve_app.config import GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH
+from serve_app.config import GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH, MODEL_DEPLOYMENT
 from serve_app.gateway.access_line import FIELDS
 from tests.serve.cluster import GATEWAY, Cluster, both_proxies, eventually, fake_app
 from tests.serve.scrape import scraped_until, targets
@@ -17,6 +17,7 @@ from tests.serve.scrape import scraped_until, targets
 pytestmark = pytest.mark.serve
 CHAT = "/v1/chat/completions"
 SEEN = fake_app("seen")
+SERVES = "ray_serve_deployment_replica_healthy"
 OURS = {f"ray_{metric.name}{end}": metric.labels for metric in signals.ALL for end in ("", "_count")}
 
 
@@ -37,7 +38,7 @@ def lines(cluster: Cluster) -> list[dict[str, Any]]:
 @both_proxies
 def test_metrics_come_out_of_rays_own(yard_cluster: Cluster) -> None:
     """After an answer, two streams, one whose client left and a refusal: each count with its labels, where a Prometheus
-    that asks Ray for targets finds it, and on the gateway's own ``/metrics``."""
+    that asks Ray for targets finds it, and on the gateway's own ``/metrics``; Serve's count of replicas is beside."""
     yard_cluster.deploy(SEEN)
     for stream in (False, True, True):
         assert yard_cluster.client.post(CHAT, json=ask(stream=stream)).status_code == 200
@@ -64,6 +65,8 @@ def test_metrics_come_out_of_rays_own(yard_cluster: Cluster) -> None:
         found = scraped_until(expected, urls, OURS)
         assert {at: found.get(at) for at in expected} == expected
         assert found[refusal]
+    one = {(SERVES, "seen", MODEL_DEPLOYMENT): 1}
+    assert scraped_until(one, targets(yard_cluster), {SERVES: ("application", "deployment")}).items() >= one.items()
 
 
 @both_proxies
