@@ -12,7 +12,7 @@ from serve_app import signals
 from serve_app.config import GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH, MODEL_DEPLOYMENT
 from serve_app.gateway.access_line import FIELDS
 from tests.serve.cluster import GATEWAY, Cluster, both_proxies, eventually, fake_app
-from tests.serve.scrape import scraped_until, targets
+from tests.serve.scrape import Sample, scraped_until, targets
 
 pytestmark = pytest.mark.serve
 CHAT = "/v1/chat/completions"
@@ -46,7 +46,7 @@ def test_metrics_come_out_of_rays_own(yard_cluster: Cluster) -> None:
         next(answer.iter_lines())
     assert yard_cluster.client.post(CHAT, json=ask(model="nobody")).status_code == 404
     at = ("seen", CHAT)
-    expected = {
+    expected: dict[Sample, float] = {
         ("ray_modelyard_requests_total", *at, "2xx", "ok"): 3,
         ("ray_modelyard_requests_total", *at, "2xx", "client_left"): 1,
         ("ray_modelyard_aborts_total", *at, "streaming"): 1,
@@ -65,7 +65,7 @@ def test_metrics_come_out_of_rays_own(yard_cluster: Cluster) -> None:
         found = scraped_until(expected, urls, OURS)
         assert {at: found.get(at) for at in expected} == expected
         assert found[refusal]
-    one = {(SERVES, "seen", MODEL_DEPLOYMENT): 1}
+    one: dict[Sample, float] = {(SERVES, "seen", MODEL_DEPLOYMENT): 1}
     assert scraped_until(one, targets(yard_cluster), {SERVES: ("application", "deployment")}).items() >= one.items()
 
 
