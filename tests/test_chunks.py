@@ -1,10 +1,12 @@
 """When tokens share an event, and for how long the first of them waits."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.model.chunks import EVENTS_S, PAUSE_S, Pace, hold_s
+from serve_app.model.chunks import EVENTS_S, PAUSE_S, Pace, Pause, hold_s
 
 streams = st.integers(1, 2000)
 steps = st.floats(0.0005, 1.0)
@@ -66,3 +68,15 @@ def test_the_wait_follows_the_load() -> None:
     assert pace.hold_s() == pytest.approx(0.01)
     pace.longest_s = 0.0
     assert pace.hold_s() == 0
+
+
+async def test_a_pause_ends_with_its_stream() -> None:
+    """At once, whether the end comes in it or before it; and by itself where the stream goes on."""
+    pause = Pause()
+    await pause.take(0.001)
+    waiting = asyncio.create_task(pause.take(3600))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    pause.end()
+    await waiting
+    await pause.take(3600)

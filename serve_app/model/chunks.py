@@ -5,8 +5,10 @@ one token each would be more than ``EVENTS_S`` a second, a stream that has just 
 engine makes meanwhile goes out together.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 
 # Per replica. The front end of one vLLM is near its limit at some thousands (see docs/performance.md).
 EVENTS_S = 2000.0
@@ -42,3 +44,32 @@ class Pace:
 
     def hold_s(self) -> float:
         return hold_s(self.streams, self._step_s, self.longest_s)
+
+
+class Pause:
+    """Between two events of one stream. The stream's end ends it: nobody waits for an answer that is there."""
+
+    def __init__(self) -> None:
+        self._ended = False
+        self._over: asyncio.Event | None = None
+
+    def end(self) -> None:
+        """For good."""
+        self._ended = True
+        if self._over is not None:
+            self._over.set()
+
+    async def take(self, seconds: float) -> None:
+        if self._ended:
+            return
+        over = self._over = asyncio.Event()
+        timer = asyncio.get_running_loop().call_later(seconds, over.set)
+        try:
+            await over.wait()
+        finally:
+            timer.cancel()
+            self._over = None
+
+
+# Of the stream that is asked for.
+PAUSE: ContextVar[Pause | None] = ContextVar("pause", default=None)

@@ -26,7 +26,7 @@ from serve_app.asgi import ASGIApp
 from serve_app.config import ModelArgs, RequestLimits, Source
 from serve_app.lease import EngineFacts
 from serve_app.model.adapters import LOADED, Adapted, Adapters
-from serve_app.model.chunks import Pace
+from serve_app.model.chunks import PAUSE, Pace, Pause
 from serve_app.model.commit_late import ADMISSION, Admission, CommitLate
 from serve_app.model.counting import COUNTING
 from serve_app.model.engine_args import read_numbers
@@ -180,7 +180,7 @@ class VllmEngine:
         turn = gpu_turn(os.environ.get("CUDA_VISIBLE_DEVICES", "")) if shared else contextlib.nullcontext()
         async with turn:
             # vLLM's own metrics go to Ray's, in the place of a `/metrics` that nobody reaches here.
-            loggers = [_stat_logger(self._note_step), _first(RAY_STAT_LOGGER)]
+            loggers = [_stat_logger(self._note_step), _ray_stat_logger()]
             self._llm = start_engine(engine_args, stat_loggers=loggers)
         # A set in another order in each process.
         tasks = tuple(sorted(await self._llm.get_supported_tasks()))
@@ -343,6 +343,26 @@ def _stat_logger(note: Callable[[Any, Any], None]) -> Any:
     return StepNoter
 
 
+def _ray_stat_logger() -> Any:
+    """vLLM's own metrics in Ray's, but for the time between two tokens, which is observed once per token: 3 µs each on
+    the way of all of them, 0.8 ms of each step of 256 streams. Gateways have each stream's mean."""
+
+    class RayStats(_first(RAY_STAT_LOGGER)):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            me: Any = self
+            me.histogram_inter_token_latency = dict.fromkeys(me.histogram_inter_token_latency, _Unobserved())
+
+    return RayStats
+
+
+class _Unobserved:
+    """Stands where vLLM expects a histogram."""
+
+    def observe(self, value: float) -> None:
+        pass
+
+
 class _ExitFlag:
     """Stands where vLLM expects its uvicorn server."""
 
@@ -460,6 +480,8 @@ def _note_admissions(llm: Any) -> None:
 
 async def _sharing_events(outputs: Any, pace: Pace) -> AsyncIterator[Any]:
     """The ``outputs`` of one stream at the pace of the load: vLLM makes one of all that have waited."""
+    pause = Pause()
+    PAUSE.set(pause)
     pace.streams += 1
     try:
         # Closed here, so that a request that is cancelled while it waits is aborted at once.
@@ -467,9 +489,21 @@ async def _sharing_events(outputs: Any, pace: Pace) -> AsyncIterator[Any]:
             async for output in outputs:
                 yield output
                 if not output.finished and (wait_s := pace.hold_s()):
-                    await asyncio.sleep(wait_s)
+                    await pause.take(wait_s)
     finally:
         pace.streams -= 1
+
+
+def _end_with(queue: Any, pause: Pause) -> None:
+    """End ``pause`` once the last output of a request, or an error, is in its ``queue``."""
+    put = queue.put
+
+    def told(output: Any) -> None:
+        put(output)
+        if getattr(output, "finished", True):
+            pause.end()
+
+    queue.put = told
 
 
 def _keep_journals(llm: Any, is_dead: Callable[[], bool], pace: Pace) -> None:
@@ -487,6 +521,8 @@ def _keep_journals(llm: Any, is_dead: Callable[[], bool], pace: Pace) -> None:
         add_to_front_end(request, prompt, parent, index, *args, **kwargs)
         journal, counting = JOURNAL.get(), COUNTING.get()
         state = llm.output_processor.request_states[request.request_id]
+        if (pause := PAUSE.get()) is not None and index == 0:
+            _end_with(state.queue, pause)
         if counting is not None:
             # Of several answers to one prompt (`n`), the first one stands for the prompt.
             counting.requests.append(lambda: _counted(state, with_prompt=index == 0))

@@ -323,6 +323,16 @@ async def test_without_load_each_token_has_its_event(engine: Any) -> None:
 
 
 @pytest.mark.usefixtures("loaded")
+async def test_what_is_finished_does_not_wait(engine: Any) -> None:
+    """However long tokens may wait for others; with several answers to a prompt too."""
+    engine.share_events(3600)
+    async with yard(two(engine)) as y:
+        for several in ({}, {"n": 3}):
+            answer = await y.client.post(CHAT, json=STORY | several | {"stream": True})
+            assert answer.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.usefixtures("loaded")
 async def test_a_client_that_leaves_between_events_aborts_its_request(engine: Any) -> None:
     """While its tokens wait for others: the engine's request ends at once, and the streams are counted right."""
     async with yard(two(engine)) as y:
