@@ -27,7 +27,7 @@ from loadtest.overhead.__main__ import Arrivals, Asked, app, measure, order, sha
 from loadtest.overhead.bare import flags
 from loadtest.overhead.client import Answer, Events, Level, Load, Taken
 from loadtest.overhead.report import Sample
-from loadtest.overhead.routers import ROUTERS, Place, program
+from loadtest.overhead.routers import ROUTERS, Place, commands, program
 from loadtest.overhead.targets import (
     ENGINE,
     FRONT_END,
@@ -350,6 +350,14 @@ def test_a_router_that_is_not_installed_is_said(tmp_path: Path, monkeypatch: pyt
     command.write_text("#!/bin/sh\n")
     command.chmod(0o755)
     assert program("smg", {"smg": str(command)}) == program("smg", {}) == str(command)
+
+
+@pytest.mark.parametrize("peer", ["smg", "smg=", "nobody=/bin/true"])
+def test_a_peer_that_says_nothing_is_refused(peer: str) -> None:
+    """It would be looked for elsewhere."""
+    assert commands(["smg=/a=b"]) == {"smg": "/a=b"}
+    with pytest.raises(ValueError, match="routers are vllm-router, smg, litellm"):
+        commands([peer])
 
 
 def test_a_missing_router_ends_a_run_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
