@@ -5,6 +5,7 @@ import io
 import json
 import signal
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,11 +23,11 @@ from typer.testing import CliRunner
 from loadtest.about import ROOT
 from loadtest.clusters import ClusterFault
 from loadtest.overhead import client, report, serve_llm
-from loadtest.overhead.__main__ import Arrivals, Asked, app, order, shares
+from loadtest.overhead.__main__ import Arrivals, Asked, app, measure, order, shares
 from loadtest.overhead.bare import flags
 from loadtest.overhead.client import Answer, Events, Level, Load, Taken
 from loadtest.overhead.report import Sample
-from loadtest.overhead.routers import ROUTERS, Place, program
+from loadtest.overhead.routers import ROUTERS, Place, commands, program
 from loadtest.overhead.targets import (
     ENGINE,
     FRONT_END,
@@ -41,6 +42,7 @@ from loadtest.overhead.targets import (
     Setting,
     read_model,
     role_of,
+    routed,
     signals_kept,
     with_files,
 )
@@ -350,6 +352,14 @@ def test_a_router_that_is_not_installed_is_said(tmp_path: Path, monkeypatch: pyt
     assert program("smg", {"smg": str(command)}) == program("smg", {}) == str(command)
 
 
+@pytest.mark.parametrize("peer", ["smg", "smg=", "nobody=/bin/true"])
+def test_a_peer_that_says_nothing_is_refused(peer: str) -> None:
+    """It would be looked for elsewhere."""
+    assert commands(["smg=/a=b"]) == {"smg": "/a=b"}
+    with pytest.raises(ValueError, match="routers are vllm-router, smg, litellm"):
+        commands([peer])
+
+
 def test_a_missing_router_ends_a_run_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Status 2, and no file."""
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -443,3 +453,36 @@ def test_a_server_that_ends_is_said_with_its_words(tmp_path: Path) -> None:
     system = SYSTEMS["bare"](Setting(args, 8, 60.0, tmp_path), lambda _: None)
     with pytest.raises(ClusterFault, match="no such thing"), signals_kept(), system:
         pass
+
+
+def _command(folder: Path, script: str) -> str:
+    command = folder / "router"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+    return str(command)
+
+
+def test_a_router_runs_while_its_loads_are_taken(tmp_path: Path) -> None:
+    """In front of a server that stays up, with a role of its own; a second fake engine stands for it."""
+    args = ModelArgs.model_validate({"source": {"fake": {}}, "resources": {"num_gpus": 0, "num_cpus": 0.01}})
+    file = tmp_path / "args.json"
+    file.write_text(args.model_dump_json(exclude_unset=True))
+    stand_in = _command(tmp_path, f'exec {sys.executable} -m loadtest.overhead.bare "$4" bench 0 < {file}')
+    setting = Setting(args, 8, 60.0, tmp_path, {"vllm-router": stand_in})
+    with signals_kept(), SYSTEMS["bare"](setting, lambda _: None) as behind:
+        with signals_kept(), routed("vllm-router", behind, setting, lambda _: None) as running:
+            assert running.port != behind.port
+            assert [role for _, role in running.processes()] == [GATEWAY, FRONT_END]
+        assert [role for _, role in running.processes()] == [FRONT_END]
+
+
+def test_a_router_that_does_not_start_costs_its_own_loads_only(tmp_path: Path) -> None:
+    """The others' are taken; then the run fails with its words."""
+    args = ModelArgs.model_validate({"source": {"fake": {}}, "resources": {"num_gpus": 0, "num_cpus": 0.01}})
+    setting = Setting(args, 8, 60.0, tmp_path, {"vllm-router": _command(tmp_path, "echo no such flag; exit 1")})
+    asked = Asked((Level(streams=1),), Arrivals.FIXED, 1, 2, 0.5, 0.0, 7, False, 3, 1)
+    taken: list[Sample] = []
+    # As they come: the end is an error.
+    with signals_kept(), pytest.raises(ClusterFault, match="vllm-router was left out: the server ended:\nno such flag"):
+        taken.extend(measure(setting, ["vllm-router", "bare"], asked))
+    assert [(sample.target, sample.repeat) for sample in taken] == [("bare", 1), ("bare", 2)]

@@ -29,7 +29,7 @@ from loadtest.endings import fail, heed_signals
 from loadtest.overhead import client, plot, report
 from loadtest.overhead.client import Level, Load
 from loadtest.overhead.report import Sample
-from loadtest.overhead.routers import ROUTERS, program
+from loadtest.overhead.routers import ROUTERS, commands, program
 from loadtest.overhead.targets import (
     DEFAULT_TARGETS,
     MODEL,
@@ -113,7 +113,7 @@ def run(
     ] = None,
     rates: Annotated[
         list[float] | None,
-        typer.Option("--rate", min=0.1, help="Requests per second, whatever becomes of them; may be repeated."),
+        typer.Option("--rate", min=0.1, max=10_000, help="Requests per second, come what may; may be repeated."),
     ] = None,
     arrivals: Annotated[Arrivals, typer.Option(help="How requests of a rate follow each other.")] = Arrivals.POISSON,
     rounds: Annotated[int, typer.Option(min=1, help="Times that each system is started.")] = 1,
@@ -159,7 +159,7 @@ def run(
     asked = Asked(tuple(levels), arrivals, rounds, repeats, seconds, warm_up, prompt_tokens, words, tokens, processes)
     out = out or ROOT / "loadtest" / "results" / f"overhead-{datetime.now(UTC):%Y-%m-%dT%H%M}.jsonl"
     try:
-        given = dict(each.split("=", 1) for each in peers or ())
+        given = commands(peers or ())
         programs = {router: program(router, given) for router in routers}
         for name in names:
             TARGETS[name].check()

@@ -2,7 +2,7 @@
 
 import shutil
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,6 +69,17 @@ ROUTERS = {
         },
     ),
 }
+
+
+def commands(peers: Iterable[str]) -> dict[str, str]:
+    """Router → command, of ``ROUTER=COMMAND``. ValueError: not that."""
+    given = {}
+    for peer in peers:
+        name, _, command = peer.partition("=")
+        if name not in ROUTERS or not command:
+            raise ValueError(f"--peer {peer}: not ROUTER=COMMAND; routers are {', '.join(ROUTERS)}")
+        given[name] = command
+    return given
 
 
 def program(name: str, given: Mapping[str, str]) -> str:
