@@ -19,8 +19,8 @@ import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
-from ray.serve.schema import LoggingConfig
 
+from serve_app import serve_log
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, ModelArgs, RequestLimits
 from serve_app.lease import CardView, Counted, Grant, StartReport
 from serve_app.model.card_memory import CardMemory
@@ -56,10 +56,6 @@ ROOM_S = 2.0
 SAME_SIGNALS_S = 2.0
 
 
-# Gateways ask the card every few seconds, and leases are no requests of anybody's: the gateway has the access log.
-QUIET = LoggingConfig(enable_access_log=False)
-
-
 @serve.deployment(
     name=CARD_DEPLOYMENT,
     # Always one. A card scales nothing: this is how its numbers reach the policy of ``Model``, which runs in the same
@@ -75,12 +71,12 @@ QUIET = LoggingConfig(enable_access_log=False)
     ray_actor_options={"num_cpus": 0},
     # A card asks for nothing, so there is always room for the next one: no start goes unheard while a model is rolled.
     max_surge_percent=NEW_FIRST,
-    logging_config=QUIET,
 )
 class Card:
     """Describes one model to gateways and to the scaling policy: Serve's door to a ``CardMemory``."""
 
     def __init__(self, model: Any, where: Placement, slots: int, hopeless: StartReport | None = None) -> None:
+        serve_log.leave_out_serves_lines()
         # Holding the handle is what makes `Model` part of this application.
         self._model = model
         self._memory = CardMemory(slots)
@@ -138,13 +134,13 @@ class Card:
     # For what cannot move to another replica; everything else leaves after `limits.grace_s`.
     graceful_shutdown_timeout_s=60,
     request_router_config=RequestRouterConfig(request_router_class="serve_app.router:ModelRouter"),
-    logging_config=QUIET,
 )
 class Model:
     """One engine on its own HTTP port, behind leases."""
 
     # Serve awaits an async constructor: a replica counts as running once its engine answers.
     async def __init__(self, args: ModelArgs) -> None:  # type: ignore[misc]
+        serve_log.leave_out_serves_lines()
         context = serve.get_replica_context()
         self._replica = context.replica_id.unique_id
         self._app_name = context.app_name

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app import signals
-from serve_app.config import GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH, MODEL_DEPLOYMENT
+from serve_app.config import CARD_DEPLOYMENT, GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH, MODEL_DEPLOYMENT
 from serve_app.gateway.access_line import FIELDS
 from tests.serve.cluster import GATEWAY, Cluster, both_proxies, eventually, fake_app
 from tests.serve.scrape import Sample, scraped_until, targets
@@ -72,7 +72,7 @@ def test_metrics_come_out_of_rays_own(yard_cluster: Cluster) -> None:
 @both_proxies
 def test_the_client_and_the_log_are_told(yard_cluster: Cluster) -> None:
     """Server-Timing comes through the proxy; the gateway's log has one line per request, under the id that the client
-    got, and none of Serve's beside it."""
+    got, and none of Serve's beside it, nor any in the logs of the model."""
     yard_cluster.deploy(SEEN)
     for stream in (False, True):
         headers = {"x-request-id": f"seen-{stream}"}
@@ -94,6 +94,7 @@ def test_the_client_and_the_log_are_told(yard_cluster: Cluster) -> None:
     assert told()[0].keys() == set(FIELDS)
     assert told()[0]["replica"] in yard_cluster.pids("seen")
     assert "POST / 200" not in yard_cluster.log(GATEWAY, GATEWAY_DEPLOYMENT)
+    assert not any("CALL" in yard_cluster.log("seen", deployment) for deployment in (MODEL_DEPLOYMENT, CARD_DEPLOYMENT))
 
 
 @pytest.fixture
