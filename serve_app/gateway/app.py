@@ -29,7 +29,7 @@ from serve_app.gateway.relay import Relay
 from serve_app.gateway.request import ASKING_HEADERS
 from serve_app.gateway.routes import BY_PATH, RELAYED, Route, protocol_of
 from serve_app.keys import ANYBODY, Caller, no_key
-from serve_app.signals import ALL
+from serve_app.signals import OF_GATEWAYS
 
 logger = logging.getLogger("ray.serve")
 
@@ -59,7 +59,7 @@ class Gateway:
         self._directory = Directory(lambda: self._relay.settings)
         replica = serve.get_replica_context().replica_id.unique_id
         self._exposition = Exposition(replica, lambda: self._directory.catalog)
-        self._relay = Relay(self._directory, both(in_ray(ALL), self._exposition.note))
+        self._relay = Relay(self._directory, both(in_ray(OF_GATEWAYS), self._exposition.note))
         serve_log.leave_out_serves_lines()
         if names := ray_env.missing():
             logger.warning(

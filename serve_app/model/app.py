@@ -19,6 +19,7 @@ import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.util.metrics import Gauge
 
 from serve_app import serve_log
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, ModelArgs, RequestLimits
@@ -39,6 +40,7 @@ from serve_app.prefixes import Exchange, News, Passed
 from serve_app.quota import Amount, Drawn, Ledger, Limits
 from serve_app.resume import generation
 from serve_app.scaling import EngineStats
+from serve_app.signals import ENGINES, KV_USAGE, OF_CARDS, SCALING_QUEUE
 
 logger = logging.getLogger("ray.serve")
 
@@ -85,6 +87,8 @@ class Card:
         if hopeless is not None:
             self._memory.started(hopeless)
         self._room = Room(where)
+        self._name = serve.get_replica_context().app_name
+        self._gauges = {metric: Gauge(metric.name, metric.description, metric.labels) for metric in OF_CARDS}
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         self._memory.settings = CardSettings(**user_config)
@@ -115,6 +119,9 @@ class Card:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         signals = self._memory.signals()
+        kv_usage = signals.kv_usage / max(1, signals.replicas)
+        for metric, value in ((SCALING_QUEUE, signals.queue), (ENGINES, signals.replicas), (KV_USAGE, kv_usage)):
+            self._gauges[metric].set(value, {"model": self._name})
         if signals.queue:
             # Only who may need another replica has to know whether there is room for it.
             signals = replace(signals, placeable=await self._room.look())
