@@ -65,8 +65,4 @@ def test_six_headers_are_passed_on() -> None:
 def test_labels_are_names_of_the_configuration() -> None:
     """No metric has a label for what a client sends: models, our routes, and words of ours."""
     words = {"status", "reason", "stage", "what", "why", "state"}
-    assert {label for metric in ALL for label in metric.labels} == {
-        "model",
-        "to",
-        "route",
-    } | words
+    assert {label for metric in ALL for label in metric.labels} == {"model", "to", "route"} | words
