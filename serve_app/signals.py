@@ -1,6 +1,7 @@
 """Names and labels of our metrics, once. They go through Ray's own metrics, so one scrape has everything.
 
-``ALL`` are told to Ray; a gateway's own ``/metrics`` has ``OF_MODELS`` as well.
+Gateways tell Ray ``OF_GATEWAYS``, and have them in their own ``/metrics`` with ``OF_MODELS``. Cards tell Ray
+``OF_CARDS``.
 
 Every label has few values: models, names and adapters that the configuration knows (``OTHER`` stands for what it does
 not), our routes, and words of ours. What clients write is never one. docs/observability.md is the table.
@@ -101,7 +102,7 @@ FALLBACKS = Metric(
 )
 BROKEN_STREAMS = Metric("modelyard_broken_streams_total", "Streams that broke and could not be continued.", ("model",))
 
-ALL = (
+OF_GATEWAYS = (
     REQUESTS,
     ABORTS,
     TOKENS,
@@ -125,4 +126,16 @@ MODEL_STATE = Metric(
     "gauge",
 )
 
+SCALING_QUEUE = Metric(
+    "modelyard_scaling_queue",
+    "Requests that wait in engines and at gateways: what scaling goes by.",
+    ("model",),
+    "gauge",
+)
+ENGINES = Metric("modelyard_engines", "Engines that have told lately what they have to do.", ("model",), "gauge")
+KV_USAGE = Metric("modelyard_kv_usage", "Mean share of the engines' KV cache that is in use.", ("model",), "gauge")
+
+OF_CARDS = (SCALING_QUEUE, ENGINES, KV_USAGE)
 OF_MODELS = (REPLICAS, MODEL_STATE)
+
+ALL = (*OF_GATEWAYS, *OF_CARDS, *OF_MODELS)

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from serve_app import errors, keys, signals
+from serve_app import errors, keys, serve_log, signals
 from serve_app.catalog import State
 from serve_app.config import FakeScript, GatewaySettings, Name, RequestLimits
-from serve_app.gateway import record
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.meters import in_ray
 from serve_app.gateway.record import Record, reason_of
@@ -38,12 +37,12 @@ def lines() -> Iterator[list[Line]]:
             assert SECRET not in entry.getMessage()
             seen.append(json.loads(entry.getMessage()))
 
-    reader, level = Reader(), record.logger.level
-    record.logger.addHandler(reader)
-    record.logger.setLevel(logging.INFO)
+    reader, level = Reader(), serve_log.access.level
+    serve_log.access.addHandler(reader)
+    serve_log.access.setLevel(logging.INFO)
     yield seen
-    record.logger.removeHandler(reader)
-    record.logger.setLevel(level)
+    serve_log.access.removeHandler(reader)
+    serve_log.access.setLevel(level)
 
 
 def ask(tokens: int = 3, **more: Any) -> dict[str, Any]:
@@ -436,6 +435,6 @@ def test_every_metric_can_be_written_to_rays() -> None:
 
 
 def test_all_is_all() -> None:
-    """A metric that is in neither list would fail where it is counted first."""
+    """A metric that is in no list would fail where it is counted first."""
     defined = {value.name for value in vars(signals).values() if isinstance(value, signals.Metric)}
-    assert sorted(metric.name for metric in (*signals.ALL, *signals.OF_MODELS)) == sorted(defined)
+    assert sorted(metric.name for metric in signals.ALL) == sorted(defined)

@@ -14,7 +14,7 @@ from ray.serve import Application
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from serve_app import __version__, errors, ray_env
+from serve_app import __version__, errors, ray_env, serve_log
 from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, bounded, check_head, respond, while_client_stays
 from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
@@ -24,12 +24,12 @@ from serve_app.gateway.exposition import Exposition
 from serve_app.gateway.key_file import KeyFile
 from serve_app.gateway.meters import both, in_ray
 from serve_app.gateway.quotas import RATE_LIMIT_HEADERS
-from serve_app.gateway.record import TIMING_HEADER, is_not_serves
+from serve_app.gateway.record import TIMING_HEADER
 from serve_app.gateway.relay import Relay
 from serve_app.gateway.request import ASKING_HEADERS
 from serve_app.gateway.routes import BY_PATH, RELAYED, Route, protocol_of
 from serve_app.keys import ANYBODY, Caller, no_key
-from serve_app.signals import ALL
+from serve_app.signals import OF_GATEWAYS
 
 logger = logging.getLogger("ray.serve")
 
@@ -59,8 +59,8 @@ class Gateway:
         self._directory = Directory(lambda: self._relay.settings)
         replica = serve.get_replica_context().replica_id.unique_id
         self._exposition = Exposition(replica, lambda: self._directory.catalog)
-        self._relay = Relay(self._directory, both(in_ray(ALL), self._exposition.note))
-        logger.addFilter(is_not_serves)
+        self._relay = Relay(self._directory, both(in_ray(OF_GATEWAYS), self._exposition.note))
+        serve_log.leave_out_serves_lines()
         if names := ray_env.missing():
             logger.warning(
                 f"Not set when Ray started: {', '.join(names)}. Everything works, more slowly and with less cleaning "

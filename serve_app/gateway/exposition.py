@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from serve_app.catalog import Catalog, State
-from serve_app.signals import ALL, MODEL_STATE, REPLICAS, Metric
+from serve_app.signals import MODEL_STATE, OF_GATEWAYS, REPLICAS, Metric
 
 # Which gateway replica it is that counts: a scrape asks one of them.
 GATEWAY_LABEL = "gateway"
@@ -25,7 +25,7 @@ class Exposition:
         self._gateway = gateway
         self._registry = CollectorRegistry()
         self._registry.register(_Models(gateway, catalog))
-        self._metrics = {metric.name: self._made(metric) for metric in ALL}
+        self._metrics = {metric.name: self._made(metric) for metric in OF_GATEWAYS}
         self._write: dict[tuple[str, ...], Callable[[float], None]] = {}  # by metric and labels
 
     def note(self, metric: Metric, *labels: str, value: float = 1.0) -> None:

@@ -9,7 +9,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from serve_app import errors
+from serve_app import errors, serve_log
 from serve_app.asgi import ClientLeft
 from serve_app.gateway.access_line import Access, Outcome, line
 from serve_app.gateway.tally import Tally
@@ -28,11 +28,6 @@ from serve_app.signals import (
     Metric,
     Note,
 )
-
-# Below Serve's own logger: its handlers, encoding and level are those of the line.
-logger = logging.getLogger("ray.serve.access")
-# What Serve marks its own lines with, so that its `enable_access_log` rules ours.
-_AS_SERVE = {"serve_access_log": True}
 
 # https://www.w3.org/TR/server-timing/
 TIMING_HEADER = b"server-timing"
@@ -150,7 +145,7 @@ class Record:
                     self._count(TOKENS, what, value=tokens)
             if self._outcome == "ok" and self._is_stream and self._began is not None and counted.generated > 1:
                 self._count(TOKEN_TIME, value=(self._ended - self._began) / (counted.generated - 1))
-        if not logger.isEnabledFor(logging.INFO):
+        if not serve_log.access.isEnabledFor(logging.INFO):
             return
         access = Access(
             at=self._at,
@@ -170,7 +165,7 @@ class Record:
             first_byte_s=None if self._began is None else self._began - self._came,
             total_s=self._ended - self._came,
         )
-        logger.info(line(access), extra=_AS_SERVE)
+        serve_log.access.info(line(access), extra=serve_log.AS_SERVE)
 
     def _how_far(self, waited: bool) -> str:
         if self._began is not None:
@@ -194,12 +189,6 @@ class Record:
 
     def _count(self, metric: Metric, *labels: str, value: float = 1.0) -> None:
         self._note(metric, self.model or OTHER, self._route, *labels, value=value)
-
-
-def is_not_serves(entry: logging.LogRecord) -> bool:
-    """A filter for Serve's logger: its own line for each request says less than ours, which does not pass here since
-    its logger is another."""
-    return not any(hasattr(entry, mark) for mark in _AS_SERVE)
 
 
 def reason_of(error: BaseException) -> str:

@@ -19,8 +19,9 @@ import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
-from ray.serve.schema import LoggingConfig
+from ray.util.metrics import Gauge
 
+from serve_app import serve_log
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, ModelArgs, RequestLimits
 from serve_app.lease import CardView, Counted, Grant, StartReport
 from serve_app.model.card_memory import CardMemory
@@ -39,6 +40,7 @@ from serve_app.prefixes import Exchange, News, Passed
 from serve_app.quota import Amount, Drawn, Ledger, Limits
 from serve_app.resume import generation
 from serve_app.scaling import EngineStats
+from serve_app.signals import ENGINES, KV_USAGE, OF_CARDS, SCALING_QUEUE
 
 logger = logging.getLogger("ray.serve")
 
@@ -56,10 +58,6 @@ ROOM_S = 2.0
 SAME_SIGNALS_S = 2.0
 
 
-# Gateways ask the card every few seconds, and leases are no requests of anybody's: the gateway has the access log.
-QUIET = LoggingConfig(enable_access_log=False)
-
-
 @serve.deployment(
     name=CARD_DEPLOYMENT,
     # Always one. A card scales nothing: this is how its numbers reach the policy of ``Model``, which runs in the same
@@ -75,12 +73,12 @@ QUIET = LoggingConfig(enable_access_log=False)
     ray_actor_options={"num_cpus": 0},
     # A card asks for nothing, so there is always room for the next one: no start goes unheard while a model is rolled.
     max_surge_percent=NEW_FIRST,
-    logging_config=QUIET,
 )
 class Card:
     """Describes one model to gateways and to the scaling policy: Serve's door to a ``CardMemory``."""
 
     def __init__(self, model: Any, where: Placement, slots: int, hopeless: StartReport | None = None) -> None:
+        serve_log.leave_out_serves_lines()
         # Holding the handle is what makes `Model` part of this application.
         self._model = model
         self._memory = CardMemory(slots)
@@ -89,6 +87,8 @@ class Card:
         if hopeless is not None:
             self._memory.started(hopeless)
         self._room = Room(where)
+        self._name = serve.get_replica_context().app_name
+        self._gauges = {metric: Gauge(metric.name, metric.description, metric.labels) for metric in OF_CARDS}
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         self._memory.settings = CardSettings(**user_config)
@@ -119,6 +119,9 @@ class Card:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         signals = self._memory.signals()
+        kv_usage = signals.kv_usage / max(1, signals.replicas)
+        for metric, value in ((SCALING_QUEUE, signals.queue), (ENGINES, signals.replicas), (KV_USAGE, kv_usage)):
+            self._gauges[metric].set(value, {"model": self._name})
         if signals.queue:
             # Only who may need another replica has to know whether there is room for it.
             signals = replace(signals, placeable=await self._room.look())
@@ -138,13 +141,13 @@ class Card:
     # For what cannot move to another replica; everything else leaves after `limits.grace_s`.
     graceful_shutdown_timeout_s=60,
     request_router_config=RequestRouterConfig(request_router_class="serve_app.router:ModelRouter"),
-    logging_config=QUIET,
 )
 class Model:
     """One engine on its own HTTP port, behind leases."""
 
     # Serve awaits an async constructor: a replica counts as running once its engine answers.
     async def __init__(self, args: ModelArgs) -> None:  # type: ignore[misc]
+        serve_log.leave_out_serves_lines()
         context = serve.get_replica_context()
         self._replica = context.replica_id.unique_id
         self._app_name = context.app_name

@@ -21,7 +21,7 @@ from serve_app.catalog import State
 from serve_app.config import FakeScript, GatewaySettings, Name, RequestLimits
 from serve_app.gateway.relay import GENERATE
 from serve_app.gateway.routes import BY_PATH
-from serve_app.signals import ALL, OTHER
+from serve_app.signals import OF_GATEWAYS, OTHER
 from tests.fuzz import documented, judge
 from tests.fuzz.case import Case, Reply
 from tests.fuzz.client import ask
@@ -162,7 +162,7 @@ async def _round(y: Yard, cases: Iterable[Case], requests: int, outcome: Outcome
 
 def _make_series(y: Yard) -> None:
     """Of the histograms: kilobytes for each model and route, once, however many requests come."""
-    for metric in (metric for metric in ALL if metric.kind == "histogram"):
+    for metric in (metric for metric in OF_GATEWAYS if metric.kind == "histogram"):
         for name in (*y.models, OTHER):
             for path in (*BY_PATH, GENERATE):
                 y.relay._note(metric, name, path)

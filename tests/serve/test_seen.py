@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app import signals
-from serve_app.config import GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH, MODEL_DEPLOYMENT
+from serve_app.config import CARD_DEPLOYMENT, GATEWAY_DEPLOYMENT, GATEWAY_IMPORT_PATH, MODEL_DEPLOYMENT
 from serve_app.gateway.access_line import FIELDS
 from tests.serve.cluster import GATEWAY, Cluster, both_proxies, eventually, fake_app
 from tests.serve.scrape import Sample, scraped_until, targets
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.serve
 CHAT = "/v1/chat/completions"
 SEEN = fake_app("seen")
 SERVES = "ray_serve_deployment_replica_healthy"
-OURS = {f"ray_{metric.name}{end}": metric.labels for metric in signals.ALL for end in ("", "_count")}
+OURS = {f"ray_{metric.name}{end}": metric.labels for metric in signals.OF_GATEWAYS for end in ("", "_count")}
 
 
 def ask(**more: Any) -> dict[str, Any]:
@@ -38,7 +38,8 @@ def lines(cluster: Cluster) -> list[dict[str, Any]]:
 @both_proxies
 def test_metrics_come_out_of_rays_own(yard_cluster: Cluster) -> None:
     """After an answer, two streams, one whose client left and a refusal: each count with its labels, where a Prometheus
-    that asks Ray for targets finds it, and on the gateway's own ``/metrics``; Serve's count of replicas is beside."""
+    that asks Ray for targets finds it, and on the gateway's own ``/metrics``; the card's and
+    Serve's counts of replicas are beside."""
     yard_cluster.deploy(SEEN)
     for stream in (False, True, True):
         assert yard_cluster.client.post(CHAT, json=ask(stream=stream)).status_code == 200
@@ -65,14 +66,15 @@ def test_metrics_come_out_of_rays_own(yard_cluster: Cluster) -> None:
         found = scraped_until(expected, urls, OURS)
         assert {at: found.get(at) for at in expected} == expected
         assert found[refusal]
-    one: dict[Sample, float] = {(SERVES, "seen", MODEL_DEPLOYMENT): 1}
-    assert scraped_until(one, targets(yard_cluster), {SERVES: ("application", "deployment")}).items() >= one.items()
+    beside = {SERVES: ("application", "deployment"), "ray_modelyard_engines": ("model",)}
+    one: dict[Sample, float] = {(SERVES, "seen", MODEL_DEPLOYMENT): 1, ("ray_modelyard_engines", "seen"): 1}
+    assert scraped_until(one, targets(yard_cluster), beside).items() >= one.items()
 
 
 @both_proxies
 def test_the_client_and_the_log_are_told(yard_cluster: Cluster) -> None:
     """Server-Timing comes through the proxy; the gateway's log has one line per request, under the id that the client
-    got, and none of Serve's beside it."""
+    got, and none of Serve's beside it, nor any in the logs of the model."""
     yard_cluster.deploy(SEEN)
     for stream in (False, True):
         headers = {"x-request-id": f"seen-{stream}"}
@@ -94,6 +96,7 @@ def test_the_client_and_the_log_are_told(yard_cluster: Cluster) -> None:
     assert told()[0].keys() == set(FIELDS)
     assert told()[0]["replica"] in yard_cluster.pids("seen")
     assert "POST / 200" not in yard_cluster.log(GATEWAY, GATEWAY_DEPLOYMENT)
+    assert not any("CALL" in yard_cluster.log("seen", deployment) for deployment in (MODEL_DEPLOYMENT, CARD_DEPLOYMENT))
 
 
 @pytest.fixture
