@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from loadtest.clusters import ClusterFault
+from loadtest.events import Events
 from loadtest.overhead import client, report
 from loadtest.overhead.__main__ import order
 from loadtest.overhead.bare import flags
-from loadtest.overhead.client import Answer, Events, Load, Taken
+from loadtest.overhead.client import Answer, Load, Taken
 from loadtest.overhead.report import Sample
 from loadtest.overhead.targets import (
     ENGINE,
