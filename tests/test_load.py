@@ -22,8 +22,19 @@ from loadtest.load.client import Client, Heard
 from loadtest.load.lengths import Lengths
 from loadtest.load.record import Answer, Run, Sample
 from loadtest.load.scenario import Scenario, ScenarioFault, Target, Traffic
-from loadtest.load.session import LEAST_PAUSE_AFTER_FAILURE_S, UNANSWERED, Plan, Session, pause_s
-from loadtest.load.workload import CHAT, COMPLETIONS, Due, Talk, fit, of_due, schedule, schedules, text
+from loadtest.load.session import UNANSWERED, Plan, Session
+from loadtest.load.workload import (
+    CHAT,
+    COMPLETIONS,
+    LEAST_PAUSE_AFTER_FAILURE_S,
+    Due,
+    Talk,
+    fit,
+    of_due,
+    schedule,
+    schedules,
+    text,
+)
 from loadtest.scaling import traces
 from loadtest.scaling.scenarios import HOUR_S, TRACES
 from serve_app.config import FakeScript
@@ -412,9 +423,11 @@ def test_an_interrupted_test_does_not_count_what_was_open() -> None:
 def test_who_was_refused_pauses() -> None:
     """Also a user who never pauses: it would otherwise ask as fast as it is refused."""
     kind = traffic(rate=None, users=((0, 1),), pause_s=0)
-    assert pause_s(kind, Random(1), failed=False) == 0
-    assert pause_s(kind, Random(1), failed=True) == LEAST_PAUSE_AFTER_FAILURE_S
-    drawn = [pause_s(traffic(pause_s=2), Random(seed), failed=False) for seed in range(2000)]
+    talk = Talk(kind, FLAT, seed=1, number=1)
+    assert talk.pause_s(failed=False) == 0
+    assert talk.pause_s(failed=True) == LEAST_PAUSE_AFTER_FAILURE_S
+    slow = replace(talk, traffic=kind.model_copy(update={"pause_s": 2}))
+    drawn = [slow.pause_s(failed=False) for _ in range(2000)]
     assert sum(drawn) / len(drawn) == pytest.approx(2, rel=0.1)
 
 

@@ -56,10 +56,10 @@ def run(
         status.read(url)
     except (ScenarioFault, OSError, StatusError) as error:
         fail(console, MODULE, str(error), 2)
-    options = ["--scenario", name, "--seed", str(seed), "--out", str(out), "--host", url]
+    options = ["--scenario", name, "--host", url, "--seed", str(seed), "--out", str(out)]
     if trace is not None:
         options += ["--trace", str(trace), "--speed", str(speed)]
-    locust = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--only-summary"]
+    locust = [sys.executable, "-m", "locust", "-f", os.path.relpath(LOCUSTFILE), "--headless", "--only-summary"]
     os.execv(sys.executable, [*locust, "--loglevel", "WARNING", *options])
 
 

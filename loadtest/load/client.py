@@ -21,10 +21,9 @@ CONNECT_S = 10.0
 MOST_OPEN = 100_000
 EVENT_END = b"\n\n"
 JSON = {"content-type": "application/json"}
+# Characters of what kind of error it is.
+MOST_KIND = 100
 JSON = {"content-type": "application/json"}
-
-_CODE = re.compile(r'"code":\s*"?([\w.-]{1,64})')
-_TYPE = re.compile(r'"type":\s*"([\w.-]{1,64})')
 
 
 @dataclass
@@ -94,10 +93,12 @@ def text_of(event: bytes) -> str:
 
 def kind(what: str, body: str) -> str:
     """``what`` and the error's own code, or its type; never its message, which may name anything."""
-    found = _CODE.search(body)
-    if found is None or found[1] == "null":
-        found = _TYPE.search(body)
-    return f"{what} {found[1]}" if found else what
+    try:
+        error = json.loads(body.removeprefix("data:"))["error"]
+        code = error["code"] or error["type"]
+    except (ValueError, KeyError, TypeError):
+        return what
+    return f"{what} {code}"[:MOST_KIND]
 
 
 def _reason(error: Exception) -> str:

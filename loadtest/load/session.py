@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import gevent
@@ -20,8 +19,6 @@ from loadtest.load.workload import CHAT, COMPLETIONS, Due, Talk, of_due
 from loadtest.scaling.traces import between
 
 UNANSWERED = "unanswered"
-# A user who was refused comes again no sooner, whatever its pause.
-LEAST_PAUSE_AFTER_FAILURE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,7 @@ class Session:
         self._open: dict[int, tuple[Traffic, float, Heard]] = {}
         self._numbers = itertools.count()
         self._seated: Counter[str] = Counter()
+        self._talked: Counter[str] = Counter()
         self._asking = Group()
         self._ended: float | None = None
         self._left = 0
@@ -106,8 +104,9 @@ class Session:
         wanted = self.plan.wanted(self.now)
         name = max(wanted, key=lambda each: wanted[each] - self._seated[each])
         self._seated[name] += 1
+        self._talked[name] += 1
         traffic = self._traffic[name]
-        return Talk(traffic, self.plan.lengths[traffic.lengths], self.plan.seed, next(self._numbers))
+        return Talk(traffic, self.plan.lengths[traffic.lengths], self.plan.seed, self._talked[name])
 
     def leave(self, talk: Talk) -> None:
         self._seated[talk.traffic.name] -= 1
@@ -151,12 +150,6 @@ class Session:
         assert self._ended is not None
         answers = sorted(self.answers, key=lambda each: each.came)
         return Run(self.plan.name, about, self.plan.scenario, self._ended, self._left, answers, self.samples)
-
-
-def pause_s(traffic: Traffic, random: Random, failed: bool) -> float:
-    """How long a user waits before it asks again."""
-    drawn = random.expovariate(1 / traffic.pause_s) if traffic.pause_s else 0.0
-    return max(drawn, LEAST_PAUSE_AFTER_FAILURE_S) if failed else drawn
 
 
 def _headers(traffic: Traffic) -> dict[str, str]:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from random import Random
 from typing import Any, ClassVar, NoReturn
 
 import gevent
@@ -27,7 +26,7 @@ from loadtest.load import outputs, scenario
 from loadtest.load.progress import Progress
 from loadtest.load.record import Answer
 from loadtest.load.scenario import ScenarioFault, Traffic
-from loadtest.load.session import Plan, Session, pause_s
+from loadtest.load.session import Plan, Session
 from loadtest.load.watch import watch
 from loadtest.load.workload import Talk, schedules
 from serve_app.status import KEY_VARIABLE
@@ -63,7 +62,6 @@ class People(User):
     def on_start(self) -> None:
         self._talk: Talk | None = None
         self._pause_s = 0.0
-        self._random = Random(f"{self.test.plan.seed}/{id(self)}")
 
     def wait_time(self) -> float:
         return self._pause_s
@@ -77,7 +75,7 @@ class People(User):
         talk = self._talk = self._talk or session.talk()
         heard = session.ask(talk.traffic, talk.ask(), session.now, with_text=talk.traffic.turns > 1)
         talk.hear(heard.text)
-        self._pause_s = pause_s(talk.traffic, self._random, failed=bool(heard.error))
+        self._pause_s = talk.pause_s(failed=bool(heard.error))
         if heard.error or talk.over:
             self.on_stop()
 
@@ -105,7 +103,7 @@ class Test:
         self._environment = environment
         self._options: Any = environment.parsed_options
         self._rated = iter(plan.rated)
-        self._beside: list[gevent.Greenlet] = []
+        self._beside: list[gevent.Greenlet] = []  # empty while no test runs
         self._written: Path | None = None
 
     def begin(self) -> None:
@@ -168,8 +166,9 @@ class Test:
         self._beside = []
         about = about_run("locust") | {"url": session.plan.url, "seed": self.plan.seed, "locust": version("locust")}
         run = session.result(about)
-        folder = Path(self._options.out)
-        self._written = outputs.write(run, folder, f"{run.name}-{datetime.now(UTC):%Y-%m-%dT%H%M%S}")
+        self._environment.process_exit_code = outputs.NOTHING  # unless the report can be written
+        name = f"{run.name}-{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
+        self._written = outputs.write(run, Path(self._options.out), name)
         self._environment.process_exit_code = outputs.status(run)
 
     def show(self) -> None:
@@ -202,6 +201,7 @@ def _init(environment: Environment, runner: Any, **_: Any) -> None:
     try:
         file = scenario.find(options.scenario)
         wanted, lengths = scenario.read(file), quantiles.load()
+        Path(options.out).mkdir(parents=True, exist_ok=True)
         due = schedules(wanted, lengths, options.seed, Path(options.trace) if options.trace else None, options.speed)
     except (ScenarioFault, OSError) as fault:
         _refuse(str(fault))

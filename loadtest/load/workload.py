@@ -24,6 +24,8 @@ _COMMON = (
 WORDS = _COMMON.split()
 # A chat's template adds some.
 TEMPLATE_TOKENS = 48
+# A user who was refused comes again no sooner, whatever its pause.
+LEAST_PAUSE_AFTER_FAILURE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ def schedules(
     of = [traffic for traffic in scenario.traffic if traffic.rate is not None]
     if trace is None:
         return {each.name: schedule(each, scenario.seconds, lengths[each.lengths], seed) for each in of}
+    if speed <= 0:
+        raise ScenarioFault(f"speed must be greater than 0, is {speed:g}")
     if not of:
         raise ScenarioFault("a trace says when requests come, and none of this scenario's traffic has a rate")
     try:
@@ -78,7 +82,8 @@ def text(random: Random, tokens: int) -> str:
 
 @dataclass
 class Talk:
-    """A user's conversation, turn after turn. ``number``: which one of this traffic."""
+    """A user's conversation, turn after turn. ``number``: which one of this traffic; what is said and how long its user
+    pauses depends on it and the seed alone."""
 
     traffic: Traffic
     lengths: Lengths
@@ -112,6 +117,12 @@ class Talk:
     def hear(self, answer: str) -> None:
         self.said.append({"role": "assistant", "content": answer})
         self.turn += 1
+
+    def pause_s(self, failed: bool) -> float:
+        """How long its user waits before it asks again."""
+        mean = self.traffic.pause_s
+        drawn = self._random.expovariate(1 / mean) if mean else 0.0
+        return max(drawn, LEAST_PAUSE_AFTER_FAILURE_S) if failed else drawn
 
 
 def prefix(traffic: Traffic, seed: int) -> str:
