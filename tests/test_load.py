@@ -11,6 +11,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,8 @@ from loadtest.load.client import Client, Heard
 from loadtest.load.lengths import Lengths
 from loadtest.load.record import Answer, Run, Sample
 from loadtest.load.scenario import Scenario, ScenarioFault, Target, Traffic
-from loadtest.load.session import UNANSWERED, Plan, Session
+from loadtest.load.session import UNANSWERED, Plan, Session, headers_of
+from loadtest.load.watch import look
 from loadtest.load.workload import (
     CHAT,
     COMPLETIONS,
@@ -429,6 +431,43 @@ def test_who_was_refused_pauses() -> None:
     slow = replace(talk, traffic=kind.model_copy(update={"pause_s": 2}))
     drawn = [slow.pause_s(failed=False) for _ in range(2000)]
     assert sum(drawn) / len(drawn) == pytest.approx(2, rel=0.1)
+
+
+def test_each_traffic_sends_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the variable that it names; none where that is not set."""
+    monkeypatch.setenv("MINE", "my-key")
+    monkeypatch.delenv("OTHER", raising=False)
+    assert headers_of(traffic(key_variable="MINE")) == {"authorization": "Bearer my-key"}
+    assert headers_of(traffic(key_variable="OTHER", keep_alive=True)) == {"x-modelyard-keep-alive": "1"}
+
+
+READY = {
+    "models": {
+        "chat": {"state": "ready", "replicas": 2, "held": 3, "also_known_as": ["org/chat"], "adapters": []},
+        "other": {"state": "asleep", "replicas": 0, "held": 0, "also_known_as": [], "adapters": []},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "samples"),
+    [
+        (httpx.Response(200, json=READY), [Sample(1.5, "chat", "ready", 2, 3)]),
+        (httpx.Response(200, json={"status": "ready"}), []),  # to whoever has no key
+        (httpx.Response(404, text="<html>"), []),
+        (httpx.ConnectError("gone"), []),
+    ],
+)
+def test_ready_is_sampled(answer: httpx.Response | httpx.HTTPError, samples: list[Sample]) -> None:
+    """The models under load, also by another of their ids; what tells nothing gives nothing and stops nothing."""
+
+    def tell(_: httpx.Request) -> httpx.Response:
+        if isinstance(answer, httpx.HTTPError):
+            raise answer
+        return answer
+
+    with httpx.Client(base_url="http://test", transport=httpx.MockTransport(tell)) as client:
+        assert look(client, {"org/chat"}, at=1.5) == samples
 
 
 # Figures

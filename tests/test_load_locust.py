@@ -20,6 +20,7 @@ from loadtest.load import lengths, outputs, scenario
 from loadtest.load.workload import Due, schedules
 from serve_app.config import FakeScript
 from tests.inprocess import HOST, Yard, model, yard
+from tests.test_load import write_traces
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
@@ -56,9 +57,9 @@ async def start(*arguments: str, folder: Path) -> Process:
     )
 
 
-async def load(y: Yard, file: Path, folder: Path) -> tuple[int, str, dict[str, Any]]:
-    """Status, what was printed, and the report's JSON."""
-    process = await start("loadtest.load", "run", str(file), "--url", str(y.client.base_url), folder=folder)
+async def load(y: Yard, file: Path, folder: Path, *more: str) -> tuple[int, str, dict[str, Any]]:
+    """Status, what was printed, and the report's JSON. ``more``: options."""
+    process = await start("loadtest.load", "run", str(file), "--url", str(y.client.base_url), *more, folder=folder)
     printed = (await process.communicate())[0].decode()
     assert process.returncode is not None
     written = list(folder.glob("*.json"))
@@ -135,6 +136,20 @@ async def test_users_talk_in_turns(tmp_path: Path) -> None:
     found = rows(document, "talks")
     assert len(found) >= 3
     assert max(row["prompt"] for row in found) > min(row["prompt"] for row in found) > 30
+
+
+async def test_a_trace_is_replayed(tmp_path: Path) -> None:
+    """Its requests, at its times and lengths, in the place of a scenario's own; each model gets its own trace."""
+    write_traces(tmp_path)
+    chat = {"name": "chat", "rate": [[0, 50]], "scale": 0.1}
+    code = {"name": "code", "model": "codellama", "route": "completions", "lengths": "code", "rate": [[0, 50]]}
+    file = write(tmp_path, chat, code)
+    async with endpoint() as y:
+        status, printed, document = await load(y, file, tmp_path / "out", "--trace", str(tmp_path), "--speed", "4")
+    assert status == outputs.MET, printed
+    found = [(row["came"], row["prompt"], row["tokens"]) for row in rows(document, "chat")]
+    assert found == [(0.0, 10, 2), (1.0, 20, 1)]
+    assert [(row["came"], row["prompt"], row["tokens"]) for row in rows(document, "code")] == [(0.625, 15, 1)]
 
 
 async def test_nothing_answered_has_a_status_of_its_own(tmp_path: Path) -> None:

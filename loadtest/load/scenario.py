@@ -12,6 +12,7 @@ from serve_app.check_words import Fault, in_words, join, path_of
 from serve_app.check_yaml import read_yaml
 from serve_app.config import Float, Int, ModelId, Spec
 from serve_app.keys import KeyName
+from serve_app.status import KEY_VARIABLE
 
 FOLDER = Path(__file__).parent / "scenarios"
 SUFFIX = ".yaml"
@@ -63,7 +64,7 @@ class Traffic(Spec):
     lengths: Literal["chat", "code"] = Field(default="chat", description="Azure's service whose lengths it has.")
     scale: Float | Int = Field(default=1.0, gt=0, description="Of these lengths; smaller for small machines.")
     context: Int = Field(default=16384, ge=16, description="Prompt and answer fit into so many tokens.")
-    key_variable: str = Field(default="MODELYARD_API_KEY", description="Environment variable with its API key, if any.")
+    key_variable: str = Field(default=KEY_VARIABLE, description="Environment variable with its API key, if any.")
     keep_alive: bool = Field(default=False, description="Ask for comments while the model wakes.")
     judged: bool = Field(default=True, description="Whether the scenario's target is for it, too.")
     fields: dict[str, Any] = Field(default_factory=dict, description="Further fields of each request's body.")

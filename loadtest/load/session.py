@@ -117,7 +117,7 @@ class Session:
         number, heard = next(self._numbers), Heard()
         self._open[number] = (traffic, came, heard)
         try:
-            self._client.ask(path, body, _headers(traffic), heard, with_text)
+            self._client.ask(path, body, headers_of(traffic), heard, with_text)
         finally:
             self._open.pop(number, None)
         if self._ended is None:
@@ -152,7 +152,8 @@ class Session:
         return Run(self.plan.name, about, self.plan.scenario, self._ended, self._left, answers, self.samples)
 
 
-def _headers(traffic: Traffic) -> dict[str, str]:
+def headers_of(traffic: Traffic) -> dict[str, str]:
+    """With the key that its environment variable holds."""
     headers = {}
     if key := os.environ.get(traffic.key_variable):
         headers["authorization"] = f"Bearer {key}"
