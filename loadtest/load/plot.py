@@ -12,7 +12,6 @@ from loadtest.load.report import Bin
 # Okabe and Ito's colours, told apart by everybody, with different dashes and fills besides.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GOOD, LATE, FAILED, GREY = "#009E73", "#E69F00", "#D55E00", "#999999"
-Value = Callable[[Bin], float | None]
 
 
 def draw(run: Run, file: Path) -> None:
@@ -39,22 +38,8 @@ def _save(run: Run, target: Any, **options: Any) -> None:
     figure, axes = pyplot.subplots(3, 2, figsize=(11.5, 9.2), sharex=True, layout="constrained")
     slo = run.scenario.target
     _came(axes[0][0], bins)
-    _times(
-        axes[0][1],
-        run,
-        "time to the first token, s: median, and dashed p99",
-        ("ttft_p50", "ttft_p99"),
-        slo.ttft_ms,
-        1000,
-    )
-    _times(
-        axes[1][0],
-        run,
-        "time between an answer's tokens, ms: median, and dashed p99",
-        ("itl_p50", "itl_p99"),
-        slo.itl_ms,
-        1,
-    )
+    _times(axes[0][1], run, "ttft", "time to the first token, s", slo.ttft_ms, 1000)
+    _times(axes[1][0], run, "itl", "time between an answer's tokens, ms", slo.itl_ms, 1)
     _tokens(axes[1][1], run)
     _replicas(axes[2][0], run)
     _errors(axes[2][1], bins)
@@ -126,19 +111,20 @@ def _of_traffic(run: Run) -> Iterator[tuple[str, str, list[Bin]]]:
         yield traffic.name, colour, report.bins(run, traffic.name)
 
 
-def _times(axis: Any, run: Run, title: str, fields: tuple[str, str], promised: float, per: float) -> None:
-    """Medians (solid) and 99th percentiles (dashed) of each kind of traffic. ``per``: ms of the axis's unit."""
-    _title(axis, title)
+def _times(axis: Any, run: Run, what: str, title: str, promised: float, per: float) -> None:
+    """``what``: ttft or itl. ``per``: ms of the axis's unit."""
+    _title(axis, f"{title}: median, and dashed p99")
     for name, colour, bins in _of_traffic(run):
-        for field, style, width in zip(fields, ("-", "--"), (1.8, 1.1), strict=True):
-            shown = [(each.at + each.width / 2, value) for each in bins if (value := getattr(each, field)) is not None]
+        for share, style, width in (("p50", "-", 1.8), ("p99", "--", 1.1)):
+            values = [(each.at + each.width / 2, getattr(each, f"{what}_{share}")) for each in bins]
+            shown = [(at, value / per) for at, value in values if value is not None]
             axis.plot(
                 [at for at, _ in shown],
-                [value / per for _, value in shown],
+                [value for _, value in shown],
                 style,
                 color=colour,
                 linewidth=width,
-                marker="." if len(shown) < 40 else None,
+                marker=".",
                 markersize=4,
                 label=name if style == "-" and shown else None,
             )
