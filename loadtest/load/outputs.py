@@ -60,8 +60,8 @@ def show(file: Path, console: Console | None = None) -> None:
         console.print(f"[{'green]met' if check.met else 'red]missed'}[/] {told(check)}", highlight=False)
     for line in remarks(run):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    page_file = os.path.relpath(file.with_suffix(".html"))
-    console.print(f"Report: {page_file} (with .png and .json beside it)", highlight=False, soft_wrap=True)
+    if (found := file.with_suffix(".html")).exists():
+        console.print(f"Report: {os.path.relpath(found)} (.png and .json beside it)", highlight=False, soft_wrap=True)
 
 
 def rows(run: Run) -> Iterator[tuple[str, ...]]:
