@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,15 @@ def test_a_fault_is_told_with_its_path(tmp_path: Path, right: str, wrong: str, t
         scenario.read(file)
     assert f"  {told}" in str(fault.value) or told in str(fault.value)
     assert str(fault.value).startswith(f"{file}:\n")
+
+
+def test_the_documents_examples_are_true(tmp_path: Path) -> None:
+    """The scenario that they show is the shipped one, and every shipped one is named."""
+    doc = (scenario.FOLDER.parents[2] / "docs" / "loadtest.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(.*?)```", doc, re.DOTALL)
+    (tmp_path / "shown.yaml").write_text(shown)
+    assert scenario.read(tmp_path / "shown.yaml") == scenario.read(scenario.find("burst"))
+    assert [name for name in scenario.shipped() if f"`{name}`" not in doc] == []
 
 
 def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
