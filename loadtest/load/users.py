@@ -104,18 +104,17 @@ class Test:
         self._options: Any = environment.parsed_options
         self._rated = iter(plan.rated)
         self._beside: list[gevent.Greenlet] = []  # empty while no test runs
+        self._about: dict[str, Any] = {}
         self._written: Path | None = None
 
     def begin(self) -> None:
-        # The web interface can name another host.
-        self.session = Session(replace(self.plan, url=self._environment.host or DEFAULT_URL), self.tell)
-        self._rated = iter(self.plan.rated)
-        self._environment.stop_timeout = self.plan.scenario.drain_s
-        models = {traffic.model for traffic in self.plan.scenario.traffic}
-        key, session = os.environ.get(KEY_VARIABLE, ""), self.session
-        self._beside = [
-            gevent.spawn(watch, session.plan.url, key, models, lambda: session.now, session.samples.append),
-        ]
+        plan = replace(self.plan, url=self._environment.host or DEFAULT_URL)  # the web interface can name another host
+        self._about = about_run("locust") | {"url": plan.url, "seed": plan.seed, "locust": version("locust")}
+        self._rated = iter(plan.rated)
+        self._environment.stop_timeout = plan.scenario.drain_s
+        models, key = {traffic.model for traffic in plan.scenario.traffic}, os.environ.get(KEY_VARIABLE, "")
+        session = self.session = Session(plan, self.tell)
+        self._beside = [gevent.spawn(watch, plan.url, key, models, lambda: session.now, session.samples.append)]
         if self._options.headless:
             self._beside.append(gevent.spawn(Progress(session).show))
 
@@ -159,13 +158,11 @@ class Test:
 
     def end(self) -> None:
         """Write the report; locust ends with its verdict."""
-        session = self.session
         if not self._beside:
             return
         gevent.killall(self._beside)
         self._beside = []
-        about = about_run("locust") | {"url": session.plan.url, "seed": self.plan.seed, "locust": version("locust")}
-        run = session.result(about)
+        run = self.session.result(self._about)
         self._environment.process_exit_code = outputs.NOTHING  # unless the report can be written
         name = f"{run.name}-{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
         self._written = outputs.write(run, Path(self._options.out), name)
