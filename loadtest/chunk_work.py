@@ -15,6 +15,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from serve_app.gateway.answer import Answer
+from serve_app.gateway.record import Record
 from serve_app.gateway.upstream import Connection
 from serve_app.lease import GROUP_END, KEPT_HEADER, RECORD
 
@@ -49,7 +50,7 @@ async def calls(chunks: int, *, relayed: bool = True) -> int:
 
     async def relay(connection: Connection) -> None:
         head = await connection.request(b"", b"")
-        await Answer(send, "openai").stream(head, connection.read)
+        await Answer(send, "openai", Record(lambda *_labels, **_value: None, "")).stream(head, connection.read)
 
     connection = Connection()
     connection.connection_made(cast(asyncio.BaseTransport, _Transport()))

@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,17 +62,17 @@ def cpu_s(watched: dict[int, tuple[psutil.Process, str]]) -> dict[int, float]:
 
 def applications(system: System, slots: int) -> list[dict[str, Any]]:
     """What Serve runs in ``system``. ``slots``: streams that the engine takes at once."""
+    model: dict[str, Any] = {"source": {"fake": {}}, "resources": {"num_gpus": 0, "num_cpus": 0.01}}
+    model["engine"] = {"max_num_seqs": slots}
     if system is HANDLE:
         return [
             {
                 "name": "handle",
                 "import_path": HANDLE_IMPORT_PATH,
                 "route_prefix": "/",
-                "args": {"name": MODEL},
+                "args": {"name": MODEL, "model": model},
             }
         ]
-    model: dict[str, Any] = {"source": {"fake": {}}, "resources": {"num_gpus": 0, "num_cpus": 0.01}}
-    model["engine"] = {"max_num_seqs": slots}
     return [
         {"name": "gateway", "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"},
         {"name": MODEL, "import_path": MODEL_IMPORT_PATH, "route_prefix": None, "args": model},
@@ -87,10 +87,11 @@ def cluster(
     tell: Callable[[str], None],
     key: str | None = None,
     start_s: float = START_S,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
     """Start Ray with the applications ``wanted`` of ``system`` on it; end every process of it afterwards. ``home``: a
     folder for its state file. ``key``: one that the gateway knows, where it asks for one. ``start_s``: the longest
-    time until the endpoint answers."""
+    time until the endpoint answers. ``settings``: variables of Ray's processes."""
     http, gcs, dashboard, metrics, stats, fallback = free_ports(6)
     # Read by local_cluster for its state file, at the start and at the end.
     os.environ["MODELYARD_HOME"] = str(home)
@@ -99,7 +100,7 @@ def cluster(
         tell("starting Ray")
         plain = system is not MODELYARD
         env = private_environment(session, plain=plain, metrics=metrics, stats=stats, fallback=fallback)
-        session = local_cluster.start(session, gcs, dashboard, env)
+        session = local_cluster.start(session, gcs, dashboard, env | dict(settings or {}))
         api = RayApi(session.dashboard)
         options = {"host": local_cluster.HOST, "port": http}
         api.deploy({"proxy_location": "EveryNode", "http_options": options, "applications": wanted})

@@ -7,6 +7,8 @@ DONE = b"data: [DONE]"
 
 _USAGE = re.compile(rb'"usage":\s*\{')
 _ERROR = re.compile(rb'data:\s*\{\s*"error"')
+# Some servers send events with neither.
+_TEXT = re.compile(rb'"(?:text|content)":')
 # A chat begins with an event that names the role and has no token.
 _ROLE = re.compile(rb'"role":\s*"assistant",\s*"content":\s*""')
 
@@ -35,5 +37,5 @@ class Events:
             elif _USAGE.search(event):
                 usage = json.loads(event.removeprefix(b"data:"))["usage"]
                 self.tokens, self.prompt_tokens = int(usage["completion_tokens"]), int(usage["prompt_tokens"])
-            elif not _ROLE.search(event):
+            elif _TEXT.search(event) and not _ROLE.search(event):
                 self.times.append(now)

@@ -42,6 +42,9 @@ class Key(Spec):
     models: tuple[ModelId, ...] | None = Field(
         default=None, description="Ids that it may ask for; a model's name stands for its further ids too. None: all."
     )
+    metrics: bool = Field(
+        default=False, description="Whether it may read `/metrics`, which names every model; `models: []`: only that."
+    )
     priority: Priority = Field(default="normal", description="Whose requests go first where a model is full.")
     max_concurrent: Int | None = Field(
         default=None,
@@ -75,13 +78,15 @@ class KeysFile(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. ``name``: of the key; empty where no keys are configured. ``models``: None: all of them."""
+    """Who sent a request. ``name``: of the key; empty where no keys are configured. ``models``: None: all of them.
+    ``metrics``: whether ``/metrics`` is for it."""
 
     name: str = ""
     models: frozenset[str] | None = None
     priority: Priority = "normal"
     max_concurrent: int | None = None
     limits: Limits = UNLIMITED
+    metrics: bool = False
 
     @property
     def rank(self) -> int:
@@ -95,13 +100,13 @@ class Caller:
     def check(self, asked: str, model: str | None = None) -> None:
         """Raises ``Forbidden``, the same whether or not such a model exists."""
         if not self.may(asked, model):
-            own = ", ".join(sorted(self.models or ()))
+            own = ", ".join(sorted(self.models or ())) or "none"
             raise errors.Forbidden(
                 f"The key {self.name!r} may not use the model {asked[:256]!r}; it may use: {own}.", param="model"
             )
 
 
-ANYBODY = Caller()
+ANYBODY = Caller(metrics=True)
 
 
 class KeyRing:
@@ -113,7 +118,7 @@ class KeyRing:
             digest = bytes.fromhex(key.hash.removeprefix(HASH_PREFIX))
             models = None if key.models is None else frozenset(key.models)
             limits = Limits(key.requests_per_minute, key.tokens_per_minute)
-            caller = Caller(key.name, models, key.priority, key.max_concurrent, limits)
+            caller = Caller(key.name, models, key.priority, key.max_concurrent, limits, key.metrics)
             self._by_digest[digest] = (digest, caller)
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:

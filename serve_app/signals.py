@@ -1,15 +1,93 @@
-"""Names and labels of our metrics, once. They go through Ray's own metrics, so one scrape has everything."""
+"""Names and labels of our metrics, once. They go through Ray's own metrics, so one scrape has everything.
 
+``ALL`` are told to Ray; a gateway's own ``/metrics`` has ``OF_MODELS`` as well.
+
+Every label has few values: models, names and adapters that the configuration knows (``OTHER`` stands for what it does
+not), our routes, and words of ours. What clients write is never one. docs/observability.md is the table.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
+
+# In the place of a model that a request names and nobody knows, and where it named none.
+OTHER = "other"
+
+# In seconds. Generation takes milliseconds on a small model and minutes for a long answer of a large one.
+TO_FIRST_TOKEN_S = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 80, 160, 320)
+WHOLE_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240, 480, 960, 1920)
+QUEUE_S = (0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+PER_TOKEN_S = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 
 
 @dataclass(frozen=True)
 class Metric:
+    """``bounds``: of a histogram's buckets, ascending."""
+
     name: str
     description: str
     labels: tuple[str, ...]
+    kind: Literal["counter", "gauge", "histogram"] = "counter"
+    bounds: tuple[float, ...] = ()
 
 
+# ``note(metric, *labels, value=1.0)``: a counter grows by ``value``, a gauge by a value that may be negative, and a
+# histogram gets one observation.
+Note = Callable[..., None]
+
+ROUTED = ("model", "route")
+
+REQUESTS = Metric(
+    "modelyard_requests_total",
+    "Requests that are over. status: 2xx, 4xx or 5xx, as the client got it (4xx where it left before); reason: ok, "
+    "client_left, an error's code, or engine for the engine's own errors.",
+    (*ROUTED, "status", "reason"),
+)
+ABORTS = Metric(
+    "modelyard_aborts_total",
+    "Requests whose client left. stage: arriving, waiting (for a replica), answering (nothing of the answer was sent "
+    "yet) or streaming.",
+    (*ROUTED, "stage"),
+)
+TOKENS = Metric(
+    "modelyard_tokens_total",
+    "Tokens as the replicas counted them, those of aborted requests included. what: prompt or generated.",
+    (*ROUTED, "what"),
+)
+IN_FLIGHT = Metric("modelyard_in_flight", "Requests that are with a replica.", ROUTED, "gauge")
+QUEUED = Metric("modelyard_queued", "Requests that wait for a place at a replica.", ROUTED, "gauge")
+HELD_COLD = Metric(
+    "modelyard_held_cold", "Requests that began to wait while no replica of their model ran.", ROUTED, "gauge"
+)
+QUEUE_TIME = Metric(
+    "modelyard_queue_seconds",
+    "How long requests waited for a replica, all waits of one request together, also of those that gave up.",
+    ROUTED,
+    "histogram",
+    QUEUE_S,
+)
+FIRST_TOKEN_TIME = Metric(
+    "modelyard_time_to_first_token_seconds",
+    "From the arrival of a request to the first event of its stream. Streams only.",
+    ROUTED,
+    "histogram",
+    TO_FIRST_TOKEN_S,
+)
+WHOLE_TIME = Metric(
+    "modelyard_request_seconds",
+    "From the arrival of a request to the end of its answer. Only of those that got all of it.",
+    ROUTED,
+    "histogram",
+    WHOLE_S,
+)
+TOKEN_TIME = Metric(
+    "modelyard_time_per_output_token_seconds",
+    "Mean time between two tokens of a stream: from its first event to its end, by the tokens after the first. Only of "
+    "streams that got to their end.",
+    ROUTED,
+    "histogram",
+    PER_TOKEN_S,
+)
 MOVES = Metric(
     "modelyard_moves_total",
     "Requests that another replica went on with. what: request (no byte was sent yet) or stream; why: broken, silent "
@@ -22,3 +100,29 @@ FALLBACKS = Metric(
     ("model", "to"),
 )
 BROKEN_STREAMS = Metric("modelyard_broken_streams_total", "Streams that broke and could not be continued.", ("model",))
+
+ALL = (
+    REQUESTS,
+    ABORTS,
+    TOKENS,
+    IN_FLIGHT,
+    QUEUED,
+    HELD_COLD,
+    QUEUE_TIME,
+    FIRST_TOKEN_TIME,
+    WHOLE_TIME,
+    TOKEN_TIME,
+    MOVES,
+    FALLBACKS,
+    BROKEN_STREAMS,
+)
+
+REPLICAS = Metric("modelyard_replicas", "Replicas that answer, as this gateway knows it.", ("model",), "gauge")
+MODEL_STATE = Metric(
+    "modelyard_model_state",
+    "1 for the state that the model is in, 0 for the others. state: ready, starting, asleep or failed.",
+    ("model", "state"),
+    "gauge",
+)
+
+OF_MODELS = (REPLICAS, MODEL_STATE)

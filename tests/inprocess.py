@@ -6,7 +6,7 @@ Only Serve is played: ``LeaseStream`` stands for its streaming call. What must b
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,7 +20,9 @@ from serve_app.catalog import Catalog, Model, State
 from serve_app.config import FakeScript, RequestLimits
 from serve_app.gateway.affinity import Affinity
 from serve_app.gateway.app import GatewayApp
+from serve_app.gateway.exposition import Exposition
 from serve_app.gateway.leases import LeasePool
+from serve_app.gateway.meters import both
 from serve_app.gateway.relay import Relay
 from serve_app.lease import CardView, Counted, EngineFacts, Grant
 from serve_app.model.engine_protocol import Engine
@@ -31,6 +33,7 @@ from serve_app.model.lease_gate import Lease, LeaseGate
 from serve_app.prefixes import Exchange, News, Passed
 from serve_app.quota import Amount, Drawn, Ledger, Limits
 from serve_app.replica_watch import ReplicaWatch
+from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES, Metric
 
 HOST = "127.0.0.1"
 
@@ -261,9 +264,27 @@ class FakeDirectory:
                 await model.pool.close(Unavailable("closing"))
 
 
+class Noted:
+    """A gateway's metrics: what was counted, how high each gauge is, what each histogram was told, in order."""
+
+    def __init__(self) -> None:
+        self.counters: Counter[tuple[str, ...]] = Counter()
+        self.gauges: Counter[tuple[str, ...]] = Counter()
+        self.observed: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
+
+    def __call__(self, metric: Metric, *labels: str, value: float = 1.0) -> None:
+        assert len(labels) == len(metric.labels)
+        at = (metric.name, *labels)
+        if metric.kind == "histogram":
+            self.observed[at].append(value)
+        else:
+            counts = self.counters if metric.kind == "counter" else self.gauges
+            counts[at] += value  # type: ignore[assignment]
+
+
 @dataclass
 class Yard:
-    """A running gateway: ``client`` talks to ``server``, ``models`` are its insides, ``counted`` its metrics."""
+    """A running gateway: ``client`` talks to ``server``, ``models`` are its insides, ``noted`` its metrics."""
 
     client: httpx.AsyncClient
     models: dict[str, FakeModel]
@@ -272,7 +293,13 @@ class Yard:
     app: GatewayApp
     server: HttpServer
     port: int
-    counted: Counter[tuple[str, ...]]
+    noted: Noted
+
+    @property
+    def counted(self) -> Counter[tuple[str, ...]]:
+        """Moves, fallbacks and broken streams: what befell requests."""
+        names = {metric.name for metric in (MOVES, FALLBACKS, BROKEN_STREAMS)}
+        return Counter({at: count for at, count in self.noted.counters.items() if at[0] in names})
 
     async def quiet(self) -> None:
         """Wait (5 s at most) until no request runs anywhere, every lease was given back and no pool waits for anything.
@@ -309,16 +336,17 @@ async def yard(*models: FakeModel) -> AsyncIterator[Yard]:
         for replica in fake.replicas:
             await replica.start()
     directory = FakeDirectory(list(models))
-    counted: Counter[tuple[str, ...]] = Counter()
-    relay = Relay(directory, lambda metric, *labels: counted.update([(metric.name, *labels)]))  # type: ignore[arg-type]
-    app = GatewayApp(directory, relay)  # type: ignore[arg-type]
+    noted = Noted()
+    exposition = Exposition("one", lambda: directory.catalog)
+    relay = Relay(directory, both(noted, exposition.note))  # type: ignore[arg-type]
+    app = GatewayApp(directory, relay, exposition)  # type: ignore[arg-type]
     gateway = HttpServer(app, HOST)
     await gateway.start()
     base = f"http://{HOST}:{gateway.port}"
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=base, timeout=20, trust_env=False, limits=limits) as client:
         try:
-            yield Yard(client, directory.models, directory, relay, app, gateway, gateway.port, counted)
+            yield Yard(client, directory.models, directory, relay, app, gateway, gateway.port, noted)
         finally:
             await directory.close()
             await gateway.stop()

@@ -18,9 +18,11 @@ from serve_app.asgi import MAX_HEAD_BYTES, MAX_HEADERS, Message, check_head
 from serve_app.config import GatewaySettings, Name
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.fields import Fields, parse, prefix_of, read, ticket_of
+from serve_app.gateway.record import Record
 from serve_app.gateway.relay import relayed_error
 from serve_app.gateway.request import Request, clean_request_id
 from serve_app.gateway.routes import BY_PATH, RELAYED
+from serve_app.gateway.tally import Tally
 from serve_app.model.http_server import MAX_UNPARSED_BYTES
 from tests.fuzz.case import Case, Headers
 from tests.fuzz.client import ask
@@ -179,14 +181,16 @@ async def test_request_ids_are_bounded_and_echoed() -> None:
 # Names of models
 
 
-async def test_unknown_names_make_no_metric_and_are_not_kept() -> None:
-    """5,000 different ones: 5,000 times 404, no series, no pool, nothing asked of a replica."""
+async def test_unknown_names_are_one_series_and_are_not_kept() -> None:
+    """5,000 different ones: 5,000 times 404, one series for all, no pool, nothing asked of a replica."""
     async with yard(model("chat")) as y:
         for i in range(5000):
             body = b'{"model": "unknown-%d"}' % i
             status, _ = await direct(y, CHAT, body)
             assert status == 404
-        assert not y.counted
+        assert y.noted.counters == {("modelyard_requests_total", "other", CHAT, "4xx", "model_not_found"): 5000}
+        assert not y.noted.gauges
+        assert not y.noted.observed
         assert y.models["chat"].pool is None
         assert list(y.relay._known().catalog.ids) == ["chat"]
 
@@ -288,8 +292,8 @@ def from_below(frames: int, call: Callable[[], object]) -> object:
 
 
 def why_not(body: bytes) -> object:
-    request = Request(ROUTE, {}, Fields(model="chat"), body, Ticket(1))
-    answer = Answer(_nowhere, "openai")
+    request = Request(ROUTE, {}, Fields(model="chat"), body, Ticket(1), Tally())
+    answer = Answer(_nowhere, "openai", Record(lambda *_labels, **_value: None, CHAT))
     answer.started, answer.generation = True, b"1"
     return request.why_not(answer)
 

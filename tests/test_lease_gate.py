@@ -1,9 +1,21 @@
 """The door of a replica's port, without sockets."""
 
+import asyncio
 from typing import Any
 
+import pytest
+
 from serve_app.asgi import Message, Receive, Scope, Send
-from serve_app.lease import ADAPTER_HEADER, ADAPTER_PATH_HEADER, LEASE_HEADER, REFUSED_HEADER
+from serve_app.lease import (
+    ADAPTER_HEADER,
+    ADAPTER_PATH_HEADER,
+    COUNT_HEADER,
+    COUNTED_HEADER,
+    KEPT_HEADER,
+    LEASE_HEADER,
+    REFUSED_HEADER,
+)
+from serve_app.model.counting import COUNTING
 from serve_app.model.engine_protocol import ADAPTER, Adapter
 from serve_app.model.lease_gate import Lease, LeaseGate
 
@@ -112,3 +124,88 @@ async def test_a_request_has_the_adapter_that_its_headers_name() -> None:
     await gate(scope, receive, Sent())
     await gate(request(lease), receive, Sent())
     assert seen == [Adapter("héros", "/模型/héros"), None]
+
+
+SSE = (b"content-type", b"text/event-stream")
+
+
+@pytest.mark.parametrize(
+    ("headers", "parts", "where"),
+    [
+        ((), 1, "head"),
+        ((), 2, "lease"),
+        ((SSE,), 1, "lease"),
+        ((SSE,), 2, "lease"),
+        ((SSE, (KEPT_HEADER, b"1")), 1, "end"),
+        ((SSE, (KEPT_HEADER, b"1")), 2, "end"),
+        ((), 0, "lease"),
+        ((SSE, (KEPT_HEADER, b"1")), 0, "lease"),
+    ],
+)
+async def test_a_count_is_told_once(headers: tuple[tuple[bytes, bytes], ...], parts: int, where: str) -> None:
+    """In a whole answer's head, at the end of a stream that the gateway takes apart, else on the lease: for every other
+    stream, for what comes in parts, and for an answer without an end (``parts`` 0)."""
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        counting = COUNTING.get()
+        assert counting is not None
+        counting.requests += [lambda: (4, 2), lambda: (0, 3)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if parts != 1:
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        if not parts:
+            raise asyncio.CancelledError
+        await send({"type": "http.response.body", "body": b"y"})
+
+    gate = LeaseGate(app)
+    lease = gate.grant()
+    scope = request(lease)
+    scope["headers"].append((COUNT_HEADER, b"7"))
+    sent = Sent()
+    try:
+        await gate(scope, receive, sent)
+    except asyncio.CancelledError:
+        assert not parts
+    body = b"".join(message.get("body", b"") for message in sent)
+    told = {
+        "head": dict(sent[0]["headers"]).get(COUNTED_HEADER),
+        "end": body[-3:] if body.endswith(b"4 5") else None,
+        "lease": lease.counted.get_nowait().in_words if lease.counted.qsize() == 1 else None,
+    }
+    assert {place: words for place, words in told.items() if words is not None} == {where: b"4 5"}
+    assert body.removesuffix(b"4 5") == {0: b"x", 1: b"y", 2: b"xy"}[parts]
+    assert not lease.busy
+
+
+@pytest.mark.parametrize("headers", [(), (SSE, (KEPT_HEADER, b"1"))])
+async def test_what_nobody_hears_is_told_on_the_lease(headers: tuple[tuple[bytes, bytes], ...]) -> None:
+    """vLLM answers a client that has left with an empty answer: the count is not in that one."""
+
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        counting = COUNTING.get()
+        assert counting is not None
+        counting.requests.append(lambda: (4, 5))
+        assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"null"})
+
+    async def left() -> Message:
+        return {"type": "http.disconnect"}
+
+    gate = LeaseGate(app)
+    lease = gate.grant()
+    scope = request(lease)
+    scope["headers"].append((COUNT_HEADER, b"7"))
+    await gate(scope, left, Sent())
+    assert lease.counted.get_nowait().in_words == b"4 5"
+    assert not lease.busy
+
+
+async def test_an_answer_goes_out_as_it_is_where_nobody_counts() -> None:
+    """Message by message."""
+    gate = LeaseGate(answers)
+    sent = Sent()
+    await gate(request(gate.grant()), receive, sent)
+    expected = Sent()
+    await answers({}, receive, expected)
+    assert sent == expected

@@ -4,30 +4,39 @@ import asyncio
 import io
 import json
 import signal
+import statistics
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
+from loadtest.about import ROOT
 from loadtest.clusters import ClusterFault
 from loadtest.events import Events
-from loadtest.overhead import client, report
-from loadtest.overhead.__main__ import order
+from loadtest.overhead import client, report, serve_llm
+from loadtest.overhead.__main__ import Arrivals, Asked, app, order, shares
 from loadtest.overhead.bare import flags
-from loadtest.overhead.client import Answer, Load, Taken
+from loadtest.overhead.client import Answer, Level, Load, Taken
 from loadtest.overhead.report import Sample
+from loadtest.overhead.routers import ROUTERS, Place, program
 from loadtest.overhead.targets import (
     ENGINE,
     FRONT_END,
     GATEWAY,
+    HANDLE_TITLES,
+    MODELYARD_TITLES,
     PROXY,
     REST,
+    SERVE_LLM_TITLES,
     SYSTEMS,
     TARGETS,
     Setting,
@@ -73,6 +82,11 @@ def _load(port: int, headers: dict[str, str], seconds: float, streams: int = 3, 
     return Load(port, "m", headers, streams, 7, tokens, start, start + seconds, "seed")
 
 
+def _open_load(port: int, offsets: list[float], seconds: float) -> Load:
+    closed = _load(port, {}, seconds, streams=0)
+    return replace(closed, times=[closed.start + offset for offset in offsets], words=True)
+
+
 async def test_the_client_measures_what_the_gateway_streams() -> None:
     """In one process: whole answers of the asked length, each token an event of the fake engine; and nothing is left
     open at the end, nor counted that came before or after."""
@@ -96,14 +110,66 @@ async def test_the_client_counts_refusals_and_goes_on() -> None:
     assert message.startswith("status 404: ")
 
 
-async def test_the_client_ends_where_nobody_listens() -> None:
+async def test_requests_of_a_rate_start_at_their_times() -> None:
+    """Also while one slot is taken by those before them; those due within the measured time are counted, and waited
+    for."""
+    async with yard(model("m", slots=1)) as y:
+        taken = await client.take(_open_load(y.port, [-0.01, 0.0, 0.001, 0.002, 0.2], 0.3))
+        await y.quiet()
+    assert not taken.errors
+    assert sorted(answer.came for answer in taken.answers) == [0.0, 1.0, 2.0, 200.0]
+    assert taken.due == 4
+
+
+async def test_a_request_that_starts_after_its_time_is_late() -> None:
+    """Its time to the first token counts from when it was due."""
+    async with yard(model("m", slots=8)) as y:
+        load = _open_load(y.port, [0.0], 0.3)
+        before = 1.0
+        taken = await client.take(replace(load, start=load.start - before, times=[load.start - before]))
+    assert (taken.due, taken.late) == (1, 1)
+    assert taken.answers[0].first > 1000 * (before - 0.05)
+
+
+@pytest.mark.parametrize("load", [_load, lambda port, _, seconds: _open_load(port, [0.0], seconds)])
+async def test_the_client_ends_where_nobody_listens(load: Callable[[int, dict[str, str], float], Load]) -> None:
     """A system that went away is no slow one."""
     server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     server.close()
     await server.wait_closed()
     with pytest.raises(OSError, match="onnect"):
-        await client.take(_load(port, {}, 30.0))
+        await client.take(load(port, {}, 30.0))
+
+
+def test_arrivals_come_at_their_rate() -> None:
+    """With equal gaps, or as a Poisson process, the same one for the same seed: its gaps spread as widely as their
+    mean."""
+    assert list(client.arrivals(4.0, 1.0, None)) == [0.25, 0.5, 0.75]
+    times = list(client.arrivals(100.0, 100.0, Random("seed")))
+    assert times == list(client.arrivals(100.0, 100.0, Random("seed")))
+    gaps = [b - a for a, b in pairwise(times)]
+    assert statistics.mean(gaps) == pytest.approx(0.01, rel=0.05)
+    assert statistics.stdev(gaps) == pytest.approx(0.01, rel=0.05)
+
+
+def test_client_processes_share_a_load() -> None:
+    """All streams, and each request once, from the warm-up's beginning on."""
+    asked = Asked((), Arrivals.FIXED, 1, 1, 2.0, 1.0, 64, False, 128, 3)
+    assert [streams for streams, _ in shares(Level(streams=4), (1, 1), asked)] == [2, 1, 1]
+    mine = list(shares(Level(rate=4.0), (1, 1), asked))
+    assert {streams for streams, _ in mine} == {0}
+    assert sorted(at for _, times in mine for at in times) == [n / 4 for n in range(1, 12)]
+
+
+@pytest.mark.parametrize("words", [False, True])
+def test_prompts_are_ids_or_words(words: bool) -> None:
+    """As many as asked for; the seed decides."""
+    load = replace(_load(1, {}, 1.0), words=words)
+    bodies = [client.encode(load, Random("seed"), 5).partition(b"\r\n\r\n")[2] for _ in range(2)]
+    assert bodies[0] == bodies[1]
+    prompt = json.loads(bodies[0])["prompt"]
+    assert len(prompt.split() if words else prompt) == 7
 
 
 def _sample(target: str = "bare", streams: int = 2, number: int = 1, slower: float = 1.0) -> Sample:
@@ -119,7 +185,8 @@ def test_figures_of_a_load() -> None:
     assert (found.tok_s, found.req_s) == (90.0, 10.0)
     assert (found.ttft_p50, found.ttft_p90, found.ttft_p99) == (500.0, 900.0, 990.0)
     assert found.tpot_p50 == pytest.approx(8.0)
-    assert (found.gap_p50, found.gap_p99) == pytest.approx((16.0, 16.0))
+    assert (found.tpot_p90, found.tpot_p99) == pytest.approx((8.0, 8.0))
+    assert (found.gap_p50, found.gap_p90, found.gap_p99) == pytest.approx((16.0, 16.0, 16.0))
     assert found.tokens_per_event == pytest.approx(1.8)
     assert found.cpu == {FRONT_END: pytest.approx(2000.0)}
 
@@ -139,28 +206,39 @@ def test_ratios_are_against_bare_under_the_same_load() -> None:
     samples += [_sample("modelyard", streams=4)]
     rows = {(row[0], row[1]): row[2:] for row in report.speed_rows(samples)}
     assert list(rows) == [("2", "bare"), ("2", "modelyard"), ("4", "modelyard")]
-    assert [rows["2", "bare"][place] for place in (1, 4, 5, 8, 9, 11)] == [""] * 6
-    assert rows["2", "modelyard"][:2] == ["45", "0.50"]
-    assert rows["2", "modelyard"][3:6] == ["1000.0", "+500.0", "2.00"]
-    assert rows["2", "modelyard"][-2:] == ["16.00", "2.00"]
+    assert rows["2", "bare"] == ["90", "", "10.0", "500.0", "", "900.0", "990.0", "", "8.00", "", "8.00", "8.00"]
+    slow = ["45", "0.50", "10.0", "1000.0", "2.00", "1800.0", "1980.0", "2.00", "16.00", "2.00", "16.00", "16.00"]
+    assert rows["2", "modelyard"] == slow
     assert rows["4", "modelyard"][1] == ""  # nothing to compare with
+
+
+def test_a_rate_shows_what_was_offered_and_how_much_was_late() -> None:
+    """Beside what was answered; streams have neither. A rate is compared with the same rate only."""
+    offered = replace(_sample(streams=0), rate=12.5, due=125, late=5)
+    rows = list(report.speed_rows([_sample(), offered, replace(offered, rate=1.0, target="modelyard")]))
+    assert [row[:2] for row in rows] == [["1/s", "modelyard"], ["12.5/s", "bare"], ["2", "bare"]]
+    assert [row[4:7] for row in rows] == [["10.0", "12.5", "4%"], ["10.0", "12.5", "4%"], ["10.0", "", ""]]
+    assert rows[0][3] == ""
 
 
 def test_the_rest_of_ray_is_told_apart() -> None:
     """What it takes is shown and not added: it takes it idle too."""
     one = _sample("modelyard")
     (row,) = report.cost_rows([replace(one, cpu_s={FRONT_END: 0.9, GATEWAY: 0.9, REST: 9.0})])
-    assert row[5:9] == ["1,000", "", "1,000", ""]
-    assert (row[9], row[11]) == ("2,000", "10,000")
+    assert row[6:10] == ["1,000", "", "1,000", ""]
+    assert (row[10], row[12]) == ("2,000", "10,000")
 
 
 def test_what_was_not_answered_is_said() -> None:
-    """A load without an answer has no figures but a reason; failed requests are named beside the tables."""
+    """A load without an answer has no row but a reason, beside the tables like failed requests; others keep theirs."""
     failed = replace(_sample(), answers=[], tokens=0.0, errors={"status 503: asleep": 3})
-    with pytest.raises(ValueError, match=r"bare, 2 streams.*asleep"):
-        report.figures(failed)
-    (told,) = report.first_errors([failed, _sample("modelyard")])
-    assert told == "bare: 3 requests failed, 3 of them so: status 503: asleep"
+    with pytest.raises(ValueError, match=r"bare, load 2.*asleep"):
+        report.by_load([failed])
+    assert list(report.by_load([failed, _sample("modelyard")])) == [(Level(streams=2), "modelyard")]
+    assert list(report.faults([failed, _sample("modelyard")])) == [
+        "bare, load 2, round 1: nothing was answered: status 503: asleep",
+        "bare: 3 requests failed, 3 of them so: status 503: asleep",
+    ]
 
 
 def test_raw_values_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -179,12 +257,26 @@ def test_raw_values_are_read_as_they_were_written(tmp_path: Path) -> None:
         report.read(file)
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "loadtest" / "results").glob("overhead-*.jsonl")), ids=lambda f: f.stem)
+def test_every_raw_file_that_is_kept_can_be_shown(file: Path) -> None:
+    """Those too that were written before there were rates and routers; no line is wider than the documents' 140."""
+    about, samples = report.read(file)
+    console = Console(file=io.StringIO(), width=200)
+    for table in report.tables(samples, about):
+        console.print(table)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(len(line.strip()) for line in lines) <= 140
+    assert {one.target for one in samples} <= {cell for line in lines for cell in line.split()}
+
+
 def test_client_processes_add_up() -> None:
     """Their tokens, answers, gaps and errors; of their CPU the busiest counts."""
     one = Taken([Answer(1, 2, 3, 4, 4)], 10.0, 1, Counter({5: 2}), Counter({"x": 1}), 0.2)
     two = Taken([], 2.5, 0, Counter({5: 1, 6: 1}), Counter(), 0.7)
-    found = report.sample("bare", (1, 2, 3), 10.0, [one, two], {FRONT_END: 1.0}, 0.5)
-    assert (found.round, found.repeat, found.streams) == (1, 2, 3)
+    one.due, one.late, two.due = 3, 1, 4
+    found = report.sample("bare", (1, 2), Level(rate=3.0), 10.0, [one, two], {FRONT_END: 1.0}, 0.5)
+    assert (found.round, found.repeat, found.level) == (1, 2, Level(rate=3.0))
+    assert (found.due, found.late) == (7, 1)
     assert (found.tokens, found.done, len(found.answers)) == (12.5, 1, 1)
     assert (found.gaps, found.errors, found.client_busy) == ({5: 3, 6: 1}, {"x": 1}, 0.7)
 
@@ -206,21 +298,83 @@ def test_every_target_has_its_system() -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "role"),
+    ("titles", "title", "role"),
     [
-        ("ray::ServeReplica:bench:Model", FRONT_END),
-        ("ray::ServeReplica:bench:Model.lease", FRONT_END),
-        ("ray::ServeReplica:gateway:Gateway", GATEWAY),
-        ("VLLM::EngineCore", ENGINE),
-        ("VLLM::Worker_TP0", ENGINE),
-        ("haproxy", PROXY),
-        ("ray::ServeReplica:bench:Card", REST),
-        ("/usr/bin/python3.11 -m haproxy", REST),
+        (MODELYARD_TITLES, "ray::ServeReplica:bench:Model", FRONT_END),
+        (MODELYARD_TITLES, "ray::ServeReplica:bench:Model.lease", FRONT_END),
+        (MODELYARD_TITLES, "ray::ServeReplica:gateway:Gateway", GATEWAY),
+        (MODELYARD_TITLES, "VLLM::EngineCore", ENGINE),
+        (MODELYARD_TITLES, "VLLM::Worker_TP0", ENGINE),
+        (MODELYARD_TITLES, "haproxy", PROXY),
+        (MODELYARD_TITLES, "ray::ServeReplica:bench:Card", REST),
+        (MODELYARD_TITLES, "/usr/bin/python3.11 -m haproxy", REST),
+        (MODELYARD_TITLES, "ray::ProxyActor", REST),  # idle behind HAProxy
+        (HANDLE_TITLES, "ray::ProxyActor.receive_asgi_messages", PROXY),
+        (HANDLE_TITLES, "ray::ServeReplica:handle:Ingress", GATEWAY),
+        (HANDLE_TITLES, "ray::ServeReplica:handle:Inner", FRONT_END),
+        (SERVE_LLM_TITLES, "ray::ServeReplica:llm:LLMServer:bench", FRONT_END),
+        (SERVE_LLM_TITLES, "ray::ServeReplica:llm:LLMRouter", GATEWAY),
     ],
 )
-def test_a_process_is_known_by_its_title(title: str, role: str) -> None:
+def test_a_process_is_known_by_its_title(titles: dict[str, str], title: str, role: str) -> None:
     """Also while one of its methods runs, whose name Ray then adds."""
-    assert role_of(title) == role
+    assert role_of(title, titles) == role
+
+
+def test_targets_share_the_server_behind_routers() -> None:
+    """One start of bare for itself and all of them; each router is a target of its name."""
+    names = ["bare", *ROUTERS, "modelyard"]
+    assert list(order(names, 1)) == [(1, "bare", ["bare", *ROUTERS]), (1, "modelyard", ["modelyard"])]
+    assert {target.router for name, target in TARGETS.items() if name in ROUTERS} == set(ROUTERS)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_a_router_is_told_both_ports(name: str, tmp_path: Path) -> None:
+    """Its own on the loopback, and the server's: in its command or its file."""
+    arguments = ROUTERS[name].arguments(Place(port=1111, behind=2222, metrics=3333, home=tmp_path, model="bench"))
+    assert arguments[arguments.index("--host") + 1] == "127.0.0.1"
+    assert arguments[arguments.index("--port") + 1] == "1111"
+    files = [file.read_text() for file in tmp_path.iterdir()]
+    assert any("http://127.0.0.1:2222" in text for text in (*arguments, *files))
+
+
+def test_a_router_that_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to install and how to name it; one that is named is taken."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"pip install 'smg==.* --peer smg=/"):
+        program("smg", {})
+    with pytest.raises(FileNotFoundError, match="no command"):
+        program("smg", {"smg": str(tmp_path / "smg")})
+    command = tmp_path / "smg"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    assert program("smg", {"smg": str(command)}) == program("smg", {}) == str(command)
+
+
+def test_a_missing_router_ends_a_run_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 2, and no file."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    file = tmp_path / "raw.jsonl"
+    options = ["run", "--engine", "fake", "--target", "bare", "--target", "smg", "--peer", f"smg={tmp_path}/smg"]
+    found = CliRunner().invoke(app, [*options, "--out", str(file)])
+    assert (found.exit_code, file.exists()) == (2, False)
+
+
+def test_ray_serve_llm_gets_the_engine_arguments_of_a_replica() -> None:
+    """All but those that are its own to set: what the model is called, where it is, and how vLLM's workers run."""
+    model_args = ModelArgs.model_validate(
+        {"source": {"hub": "a/b"}, "engine": {"max_model_len": 64}, "env": {"A": "1"}}
+    )
+    arguments = engine.engine_arguments(model_args, "bench") | {serve_llm.EXECUTOR: "mp"}
+    config = serve_llm.llm_config(model_args, "bench", arguments)
+    assert config["model_loading_config"] == {"model_id": "bench", "model_source": "a/b"}
+    assert config["engine_kwargs"] == {
+        name: value
+        for name, value in arguments.items()
+        if name not in ("model", "served_model_name", "distributed_executor_backend")
+    }
+    assert config["accelerator_config"] == {"kind": "gpu"}
+    assert config["runtime_env"] == {"env_vars": {"A": "1"}}
 
 
 def test_engine_arguments_become_vllms_command_line() -> None:

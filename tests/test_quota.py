@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app import keys
+from serve_app.admission import Ticket
 from serve_app.config import FakeScript, GatewaySettings
 from serve_app.gateway import key_file, quotas
+from serve_app.gateway.fields import Fields
+from serve_app.gateway.lease import Lease
+from serve_app.gateway.request import Request
+from serve_app.gateway.routes import BY_PATH
+from serve_app.gateway.tally import Tally
+from serve_app.gateway.upstream import Connection
+from serve_app.lease import Counted, Grant
 from serve_app.quota import Amount, Ledger, Limits, Purse, spare
 from tests.inprocess import FakeModel, Replica, Yard, model, yard
 
@@ -93,7 +101,7 @@ def bearer(key: str) -> dict[str, str]:
 async def settled(y: Yard) -> None:
     """Until every request is over and settled."""
     await y.quiet()
-    while y.relay._quotas._tasks:
+    while y.relay._quotas._unsettled:
         await asyncio.sleep(0.01)
 
 
@@ -134,6 +142,18 @@ async def test_tokens_are_settled_by_what_was_counted(settings: GatewaySettings,
         assert (await y.client.post(CHAT, json=ask(stream=stream), headers=bearer(KEY))).status_code == 200
         await settled(y)
         assert left(y) == Amount(4, 293)
+
+
+@pytest.mark.parametrize("words", [b"", b"x", b"1", b"1 -1", b"1 2 3", b"1 2\n", b"9" * 5000 + b" 1", b"\xff 1"])
+async def test_what_is_no_count_is_none(words: bytes) -> None:
+    """Whatever a replica says where its count should be; then the lease may still say it."""
+    lease = Lease(Grant("r", "h", 1, "t", "g"), Connection(), None)
+    request = Request(BY_PATH[CHAT], {}, Fields(model="chat"), b"", Ticket(1), Tally())
+    number = request.count_on(lease)
+    request.counted(lease, number, words)
+    assert request.tally.used is None
+    lease.counting.pop(number)(Counted(number, 4, 3))
+    assert request.tally.used == 7
 
 
 async def test_an_aborted_request_is_charged_for_what_was_generated(settings: GatewaySettings) -> None:

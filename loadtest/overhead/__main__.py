@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from random import Random
 from typing import Annotated
 
 import typer
@@ -26,9 +27,22 @@ from loadtest.about import ROOT, about_run
 from loadtest.clusters import ClusterFault, cpu_s, teller
 from loadtest.endings import fail, heed_signals
 from loadtest.overhead import client, plot, report
-from loadtest.overhead.client import Load
+from loadtest.overhead.client import Level, Load
 from loadtest.overhead.report import Sample
-from loadtest.overhead.targets import MODEL, SYSTEMS, TARGETS, Running, Setting, read_model, signals_kept, with_files
+from loadtest.overhead.routers import ROUTERS, program
+from loadtest.overhead.targets import (
+    DEFAULT_TARGETS,
+    MODEL,
+    SYSTEMS,
+    TARGETS,
+    Running,
+    Setting,
+    Tell,
+    read_model,
+    routed,
+    signals_kept,
+    with_files,
+)
 from serve_app.config import FakeScript, ModelArgs, Resources, Source
 from serve_app.demo_model import DemoModelError
 from serve_app.local_cluster import LocalClusterError
@@ -40,6 +54,8 @@ LEVELS = (1, 16, 64, 256)
 DEMO_LEVELS = (1, 8)
 # Between the order to the client processes and the first request: they have their load by then.
 AHEAD_S = 0.3
+# Of the fake engine, at least: an open loop may have more open than streams were named.
+FAKE_SLOTS = 256
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 console = Console(width=None if Console().is_terminal else 140)
@@ -51,16 +67,23 @@ class Engine(StrEnum):
     FAKE = "fake"
 
 
+class Arrivals(StrEnum):
+    POISSON = "poisson"
+    FIXED = "fixed"
+
+
 @dataclass(frozen=True)
 class Asked:
     """How each load is; see the options of ``run``."""
 
-    levels: tuple[int, ...]
+    levels: tuple[Level, ...]
+    arrivals: Arrivals
     rounds: int
     repeats: int
     seconds: float
     warm_up: float
     prompt_tokens: int
+    words: bool
     tokens: int
     clients: int
 
@@ -69,7 +92,11 @@ class Asked:
 def run(
     only: Annotated[
         list[str] | None,
-        typer.Option("--target", help=f"{', '.join(TARGETS)}; may be repeated. Default: all but bare-interval."),
+        typer.Option("--target", help=f"{', '.join(TARGETS)}; may be repeated. Default: {', '.join(DEFAULT_TARGETS)}."),
+    ] = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option("--peer", metavar="ROUTER=COMMAND", help="Where a router is installed; may be repeated."),
     ] = None,
     engine: Annotated[Engine, typer.Option(help="fake: scripted, no model; 50 tokens/s per stream.")] = Engine.VLLM,
     model: Annotated[
@@ -80,10 +107,15 @@ def run(
             help="A model entry's args (source, engine, env, resources) as YAML or JSON. Default: the demo model.",
         ),
     ] = None,
-    levels: Annotated[
+    streams: Annotated[
         list[int] | None,
         typer.Option("--streams", min=1, help="At once; may be repeated. Default: 1, 16, 64, 256; demo model: 1, 8."),
     ] = None,
+    rates: Annotated[
+        list[float] | None,
+        typer.Option("--rate", min=0.1, help="Requests per second, whatever becomes of them; may be repeated."),
+    ] = None,
+    arrivals: Annotated[Arrivals, typer.Option(help="How requests of a rate follow each other.")] = Arrivals.POISSON,
     rounds: Annotated[int, typer.Option(min=1, help="Times that each system is started.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="Of each load, per round.")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="Measured, of each load.")] = 10.0,
@@ -101,25 +133,39 @@ def run(
     Ray with HAProxy, the gateway and a replica with the same engine arguments;
     in every second round the other way round. Clients in processes of their
     own keep so many streams open (/v1/completions, random prompts, answers of
-    one length). Have the machine to yourself: Ray's workers run at niceness
-    15 (RAY_worker_niceness), so they yield to others where vLLM alone does not.
+    one length), or start so many requests per second. Have the machine to
+    yourself: Ray's workers run at niceness 15 (RAY_worker_niceness), so they
+    yield to others where vLLM alone does not.
+
+    Other projects' routers (vllm-router, smg, litellm) stand, one at a time, in
+    front of the server of bare, which stays up: name bare too. Two of them take
+    no prompts of token ids: then all targets of the run get words.
 
     Each load's raw values are written as it ends: what an interrupted run has
     taken can be shown. Exits 2 where a system does not start or nothing is
     answered.
     """
     heed_signals()
-    names = only or [name for name in TARGETS if name != "bare-interval"]
+    names = only or list(DEFAULT_TARGETS)
     if unknown := sorted(set(names) - TARGETS.keys()):
         fail(errors, MODULE, f"no target {', '.join(unknown)}; there are {', '.join(TARGETS)}", 2)
     demo = engine is Engine.VLLM and model is None
-    chosen = tuple(sorted(set(levels or (DEMO_LEVELS if demo else LEVELS))))
+    if not streams and not rates:
+        streams = list(DEMO_LEVELS if demo else LEVELS)
+    levels = sorted({*(Level(streams=each) for each in streams or ()), *(Level(rate=each) for each in rates or ())})
     processes = clients or min(8, max(1, (os.cpu_count() or 1) // 2))
-    asked = Asked(chosen, rounds, repeats, seconds, warm_up, prompt_tokens, tokens, processes)
+    routers = [router for name in names if (router := TARGETS[name].router)]
+    words = any(ROUTERS[router].words for router in routers)
+    asked = Asked(tuple(levels), arrivals, rounds, repeats, seconds, warm_up, prompt_tokens, words, tokens, processes)
     out = out or ROOT / "loadtest" / "results" / f"overhead-{datetime.now(UTC):%Y-%m-%dT%H%M}.jsonl"
     try:
-        args = scripted(max(chosen)) if engine is Engine.FAKE else with_files(read_model(model), _say)
-    except (OSError, yaml.YAMLError, ValueError, DemoModelError) as error:
+        given = dict(each.split("=", 1) for each in peers or ())
+        programs = {router: program(router, given) for router in routers}
+        for name in names:
+            TARGETS[name].check()
+        slots = max(FAKE_SLOTS, *(level.streams for level in levels))
+        args = scripted(slots) if engine is Engine.FAKE else with_files(read_model(model), _say)
+    except (OSError, ImportError, yaml.YAMLError, ValueError, DemoModelError) as error:
         fail(errors, MODULE, str(error), 2)
     about = about_run(MODULE) | {"load": asdict(asked), "stream_interval": stream_interval, "model": called(args)}
     about |= {"args": args.model_dump(mode="json", exclude_unset=True)}
@@ -130,9 +176,8 @@ def run(
     try:
         with out.open("w") as file, tempfile.TemporaryDirectory(prefix="overhead-") as home:
             file.write(report.line(about))
-            for taken in measure(
-                Setting(args, stream_interval, start_s, Path(home)), list(dict.fromkeys(names)), asked
-            ):
+            setting = Setting(args, stream_interval, start_s, Path(home), programs)
+            for taken in measure(setting, list(dict.fromkeys(names)), asked):
                 file.write(report.line(taken))
                 file.flush()
     except KeyboardInterrupt:
@@ -154,7 +199,7 @@ def show(
             console.print(table)
     except ValueError as error:
         fail(errors, MODULE, str(error), 2)
-    for fault in report.first_errors(samples):
+    for fault in report.faults(samples):
         console.print(f"[red]{fault.split(':')[0]}[/]:", fault.partition(": ")[2], highlight=False, soft_wrap=True)
     if picture is not None:
         plot.draw(samples, picture, about["model"])
@@ -186,7 +231,8 @@ def order(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str, list[st
 
 
 def measure(setting: Setting, names: list[str], asked: Asked) -> Generator[Sample]:
-    """Start each system in turn and take its targets' loads. ClusterFault: one does not start, or went away."""
+    """Start each system in turn and take its targets' loads. ClusterFault: one does not start, or went away; of a
+    router only once all the others' loads are taken."""
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with ExitStack() as stack:
         pools = [stack.enter_context(_client()) for _ in range(asked.clients)]
@@ -195,32 +241,75 @@ def measure(setting: Setting, names: list[str], asked: Asked) -> Generator[Sampl
         progress = stack.enter_context(Progress(*columns, console=errors))
         total = asked.rounds * asked.repeats * len(asked.levels) * len(names)
         bar = progress.add_task("loads", total=total)
+        lost: dict[str, ClusterFault] = {}
         for number, system, targets in order(names, asked.rounds):
             tell = teller(progress.console, system)
             with signals_kept(), SYSTEMS[system](setting, tell) as running:
                 for repeat in range(1, asked.repeats + 1):
-                    for streams in asked.levels:
-                        for target in targets if repeat % 2 else reversed(targets):
-                            progress.update(bar, description=f"round {number}: {target}, {streams} streams")
-                            taken = take(running, target, (number, repeat, streams), asked, pools)
-                            progress.console.print(_brief(taken), highlight=False, soft_wrap=True)
-                            progress.advance(bar)
-                            yield taken
+                    for target in targets if repeat % 2 else reversed(targets):
+                        if target in lost:
+                            continue
+                        try:
+                            with _reached(target, running, setting, teller(progress.console, target)) as reached:
+                                for level in asked.levels:
+                                    progress.update(bar, description=f"round {number}: {target}, load {level}")
+                                    taken = take(reached, target, (number, repeat), level, asked, pools)
+                                    progress.console.print(_brief(taken), highlight=False, soft_wrap=True)
+                                    progress.advance(bar)
+                                    yield taken
+                        except ClusterFault as fault:
+                            if not TARGETS[target].router:
+                                raise
+                            lost[target] = fault
+        if lost:
+            raise ClusterFault("\n".join(f"{target} was left out: {fault}" for target, fault in lost.items()))
 
 
-def take(running: Running, target: str, where: tuple[int, int, int], asked: Asked, pools: Sequence[Executor]) -> Sample:
-    """One load on one target."""
-    number, repeat, streams = where
+@contextlib.contextmanager
+def _reached(target: str, system: Running, setting: Setting, tell: Tell) -> Iterator[Running]:
+    """Where the target's loads go, while they are taken: to its router, if it has one."""
+    router = TARGETS[target].router
+    if not router:
+        yield system
+        return
+    with signals_kept(), routed(router, system, setting, tell) as running:
+        yield running
+
+
+def shares(level: Level, where: tuple[int, int], asked: Asked) -> Iterator[tuple[int, list[float]]]:
+    """Of each client process: how many streams it keeps open, and when its requests start, s after the load's
+    beginning."""
+    random = Random(f"{where}/{level}") if asked.arrivals is Arrivals.POISSON else None
+    times = list(client.arrivals(level.rate, asked.warm_up + asked.seconds, random)) if level.rate else []
+    for place in range(asked.clients):
+        yield len(range(place, level.streams, asked.clients)), times[place :: asked.clients]
+
+
+def take(
+    running: Running, target: str, where: tuple[int, int], level: Level, asked: Asked, pools: Sequence[Executor]
+) -> Sample:
+    """One load on one target. ``where``: round and repeat."""
     busy = round(os.getloadavg()[0], 2)
     watched = {process.pid: (process, role) for process, role in running.processes()}
-    start = time.perf_counter() + AHEAD_S + asked.warm_up
+    begin = time.perf_counter() + AHEAD_S
+    start = begin + asked.warm_up
     end = start + asked.seconds
     futures = []
-    for place, pool in enumerate(pools):
-        if share := len(range(place, streams, len(pools))):
-            seed = f"{number}/{repeat}/{streams}/{place}"
-            headers = dict(TARGETS[target].headers)
-            load = Load(running.port, MODEL, headers, share, asked.prompt_tokens, asked.tokens, start, end, seed)
+    for place, (pool, (streams, times)) in enumerate(zip(pools, shares(level, where, asked), strict=True)):
+        if streams or times:
+            load = Load(
+                running.port,
+                MODEL,
+                dict(TARGETS[target].headers),
+                streams,
+                asked.prompt_tokens,
+                asked.tokens,
+                start,
+                end,
+                seed=f"{where}/{level}/{place}",
+                times=[begin + each for each in times],
+                words=asked.words,
+            )
             futures.append(pool.submit(client.run, load))
     time.sleep(max(0.0, start - time.perf_counter()))
     before = cpu_s(watched)
@@ -231,9 +320,9 @@ def take(running: Running, target: str, where: tuple[int, int, int], asked: Aske
         role = watched[pid][1]
         used[role] = used.get(role, 0.0) + after[pid] - before[pid]
     try:
-        return report.sample(target, where, asked.seconds, [one.result() for one in futures], used, busy)
+        return report.sample(target, where, level, asked.seconds, [one.result() for one in futures], used, busy)
     except OSError as error:  # TimeoutError is one
-        raise ClusterFault(f"{target}, {streams} streams: {error or 'answers do not end'}") from error
+        raise ClusterFault(f"{target}, load {level}: {error or 'answers do not end'}") from error
 
 
 def _client() -> ProcessPoolExecutor:
@@ -244,7 +333,7 @@ def _client() -> ProcessPoolExecutor:
 
 
 def _brief(taken: Sample) -> str:
-    what = f"round {taken.round}, {taken.target}, {taken.streams} streams"
+    what = f"round {taken.round}, {taken.target}, load {taken.level}"
     try:
         found = report.figures(taken)
     except ValueError as error:

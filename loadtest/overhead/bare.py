@@ -15,6 +15,7 @@ from typing import Any
 
 import uvloop
 
+from serve_app.asgi import Receive, Scope, Send, respond
 from serve_app.config import ModelArgs
 from serve_app.local_cluster import HOST
 
@@ -60,7 +61,17 @@ async def serve_fake(args: ModelArgs, name: str, port: int) -> None:
     assert args.source.fake is not None
     engine = FakeEngine(args.source.fake, name, args.max_num_seqs)
     await engine.start()
-    await HttpServer(engine.asgi, HOST, port).start()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] == "POST":
+            await engine.asgi(scope, receive, send)
+            return
+        # Routers ask an engine whether it lives and what it has.
+        models = {"object": "list", "data": [{"id": name, "object": "model"}]}
+        status = 200 if scope["path"] in ("/health", "/v1/models") else 404
+        await respond(send, status, [(b"content-type", b"application/json")], json.dumps(models).encode())
+
+    await HttpServer(app, HOST, port).start()
     await asyncio.Event().wait()
 
 

@@ -1,4 +1,5 @@
-"""The client: connections that each always have one stream open, over plain HTTP/1.1. Runs in processes of its own.
+"""The client, over plain HTTP/1.1: connections that each always have one stream open, or requests that start at their
+times whatever becomes of the others. Runs in processes of its own.
 
 Written on the transport, so that an event costs it a few microseconds: when bytes arrive is noted where they arrive.
 """
@@ -7,7 +8,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
@@ -22,10 +23,16 @@ HOST = "127.0.0.1"
 PATH = "/v1/completions"
 # Ids of prompts: random, so that no prompt is in a cache. Every vocabulary has these; the lowest are often special.
 IDS = range(100, 10_000)
+# Each is one token in usual vocabularies.
+WORDS = ("the", "of", "and", "to", "in", "is", "was", "for", "on", "as", "with", "by", "at", "from", "that", "it")
 # How long after its end a load may take to answer what was asked within it.
 PATIENCE_S = 300.0
 # After a request that failed.
 PAUSE_S = 0.2
+# A request that starts so many seconds after its time is late.
+LATE_S = 0.01
+# Open at once in a client process; whatever comes then waits, and is late.
+MOST_OPEN = 500
 # Gaps are counted in classes of so many seconds.
 GAP_S = 1e-4
 
@@ -34,11 +41,24 @@ class StreamFault(Exception):
     """The answer is an error, or was cut, or is not what was asked for."""
 
 
+@dataclass(frozen=True, order=True)
+class Level:
+    """How much is asked: ``streams`` that are always open; where that is 0, ``rate`` requests per second, which start
+    whatever becomes of the others."""
+
+    streams: int = 0
+    rate: float = 0.0
+
+    def __str__(self) -> str:
+        return str(self.streams) if self.streams else f"{self.rate:g}/s"
+
+
 @dataclass(frozen=True)
 class Load:
     """One client process's part: ``streams`` connections to ``port``, each asking for ``tokens`` tokens again and
-    again. Measured from ``start`` to ``end``, on the clock of ``time.perf_counter``, which Linux has once for all
-    processes. ``seed``: of the prompts, ``prompt_tokens`` random ids each."""
+    again, or requests that start at ``times``, in order. Measured from ``start`` to ``end``, on the clock of
+    ``time.perf_counter``, which Linux has once for all processes. ``seed``: of the prompts, ``prompt_tokens`` random
+    ids each, or with ``words`` as many words."""
 
     port: int
     model: str
@@ -49,11 +69,13 @@ class Load:
     start: float
     end: float
     seed: str
+    times: Sequence[float] = ()
+    words: bool = False
 
 
 class Answer(NamedTuple):
-    """A request that came within the measured time. Times in ms; ``came`` counts from the beginning of that time,
-    ``first`` and ``last``, of the events, from ``came``. ``tokens``: by the answer's own usage."""
+    """A request that came, or was due, within the measured time. Times in ms; ``came`` counts from the beginning of
+    that time, ``first`` and ``last``, of the events, from ``came``. ``tokens``: by the answer's own usage."""
 
     came: float
     first: float
@@ -66,7 +88,8 @@ class Answer(NamedTuple):
 class Taken:
     """What one client process saw. ``tokens`` and ``done`` (requests): within the measured time, of whatever was under
     way. ``gaps``: between two events of a stream, in classes of ``GAP_S``. ``errors``: message → how often, all the
-    while. ``busy``: this process's CPU time as a share of a core."""
+    while. ``busy``: this process's CPU time as a share of a core. Of requests with a time of their own: ``due`` within
+    the measured time, and ``late`` of them."""
 
     answers: list[Answer] = field(default_factory=list)
     tokens: float = 0.0
@@ -74,6 +97,8 @@ class Taken:
     gaps: Counter[int] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     busy: float = 0.0
+    due: int = 0
+    late: int = 0
 
 
 class Stream(asyncio.Protocol):
@@ -165,6 +190,8 @@ async def take(load: Load) -> Taken:
     crowd = _Crowd(load)
     async with asyncio.timeout(load.end - began + PATIENCE_S):
         work = [asyncio.create_task(crowd.keep_asking(place)) for place in range(load.streams)]
+        if load.times:
+            work.append(asyncio.create_task(crowd.ask_in_time()))
         try:
             await asyncio.wait([*work, asyncio.create_task(crowd.over.wait())], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -197,14 +224,10 @@ class _Crowd:
             while True:
                 if stream is None or stream.closed:
                     stream = await Stream.open(load.port)
-                request = encode(load, [random.choice(IDS) for _ in range(load.prompt_tokens)], tokens)
+                request = encode(load, random, tokens)
                 came = time.perf_counter()
                 self._open += (waited_for := came < load.end)
-                try:
-                    self._note(came, await stream.ask(request, tokens))
-                except StreamFault as fault:
-                    self.taken.errors[str(fault)] += 1
-                    stream.close()
+                if not await self._ask(stream, request, came, tokens):
                     await asyncio.sleep(PAUSE_S)
                 self._open -= waited_for
                 tokens = load.tokens
@@ -213,6 +236,49 @@ class _Crowd:
         finally:
             if stream is not None:
                 stream.close()
+
+    async def ask_in_time(self) -> None:
+        load, random, room = self._load, Random(self._load.seed), asyncio.Semaphore(MOST_OPEN)
+        idle: list[Stream] = []
+
+        async def ask(came: float, request: bytes) -> None:
+            async with room:
+                if load.start <= came < load.end:
+                    self.taken.due += 1
+                    self.taken.late += time.perf_counter() - came > LATE_S
+                while idle and idle[-1].closed:
+                    idle.pop()
+                stream = idle.pop() if idle else await Stream.open(load.port)
+                try:
+                    await self._ask(stream, request, came, load.tokens)
+                    idle.append(stream)
+                except BaseException:
+                    stream.close()
+                    raise
+
+        try:
+            async with asyncio.TaskGroup() as asking:
+                for came in load.times:
+                    request = encode(load, random, load.tokens)
+                    await asyncio.sleep(came - time.perf_counter())
+                    asking.create_task(ask(came, request))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+        finally:
+            for stream in idle:
+                stream.close()
+        await asyncio.sleep(load.end - time.perf_counter())
+        self.over.set()
+
+    async def _ask(self, stream: Stream, request: bytes, came: float, tokens: int) -> bool:
+        """False where it failed; the stream is closed then."""
+        try:
+            self._note(came, await stream.ask(request, tokens))
+        except StreamFault as fault:
+            self.taken.errors[str(fault)] += 1
+            stream.close()
+            return False
+        return True
 
     def _note(self, came: float, events: Events) -> None:
         load, times, tokens = self._load, events.times, events.tokens or 0
@@ -225,12 +291,25 @@ class _Crowd:
             self.taken.gaps.update(round((b - a) / GAP_S) for a, b in pairwise(times))
 
 
+def arrivals(rate: float, seconds: float, random: Random | None) -> Iterator[float]:
+    """When requests start within ``seconds``, ``rate`` per second: a Poisson process by ``random``, or, where that is
+    None, with equal gaps."""
+    at = 0.0
+    while (at := at + (random.expovariate(rate) if random else 1 / rate)) < seconds:
+        yield at
+
+
 def _ms(seconds: float) -> float:
     return round(1000 * seconds, 2)
 
 
-def encode(load: Load, prompt: list[int], tokens: int) -> bytes:
-    """A request, head and body, for ``tokens`` tokens after the ids ``prompt``."""
+def encode(load: Load, random: Random, tokens: int) -> bytes:
+    """A request, head and body, for ``tokens`` tokens after a random prompt."""
+    prompt: str | list[int]
+    if load.words:
+        prompt = " ".join(random.choices(WORDS, k=load.prompt_tokens))
+    else:
+        prompt = random.choices(IDS, k=load.prompt_tokens)
     body = json.dumps(
         {
             "model": load.model,

@@ -1,9 +1,11 @@
-"""A picture of a run: throughput, time to the first token, time per token and CPU over the number of streams."""
+"""A picture of a run: throughput, time to the first token, time per token and CPU over the number of streams, or, where
+all loads have a rate, over that."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from loadtest.overhead.client import Level
 from loadtest.overhead.report import Figures, Sample, by_load
 from loadtest.overhead.targets import ROLES
 
@@ -18,16 +20,17 @@ def draw(samples: Sequence[Sample], file: Path, title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    found = by_load(samples)
+    closed = [one for one in samples if one.streams]
+    found = by_load(closed or samples)
     targets = list(dict.fromkeys(one.target for one in samples))
     figure, axes = pyplot.subplots(2, 2, figsize=(10, 7), layout="constrained")
 
     def lines(axis: Any, name: str, *shown: tuple[str, Callable[[Figures], float]]) -> None:
         for target, (colour, mark) in zip(targets, LOOKS * len(targets), strict=False):
-            mine = [(streams, of) for (streams, whose), of in found.items() if whose == target]
+            mine = [(level.streams or level.rate, of) for (level, whose), of in found.items() if whose == target]
             for style, value in shown:
                 axis.plot(
-                    [streams for streams, _ in mine],
+                    [amount for amount, _ in mine],
                     [value(of) for _, of in mine],
                     style,
                     color=colour,
@@ -37,9 +40,9 @@ def draw(samples: Sequence[Sample], file: Path, title: str) -> None:
                 )
         axis.set_title(name, fontsize=10, loc="left")
         axis.set_xscale("log", base=2)
-        levels = sorted({streams for streams, _ in found})
-        axis.set_xticks(levels, [str(level) for level in levels])
-        axis.set_xlabel("streams at once")
+        levels = sorted({level.streams or level.rate for level, _ in found})
+        axis.set_xticks(levels, [f"{level:g}" for level in levels])
+        axis.set_xlabel("streams at once" if closed else "requests offered per second")
         axis.set_ylim(bottom=0)
 
     lines(axes[0][0], "tokens/s", ("-", lambda of: of.tok_s))
@@ -57,9 +60,9 @@ def draw(samples: Sequence[Sample], file: Path, title: str) -> None:
     pyplot.close(figure)
 
 
-def _bars(axis: Any, found: dict[tuple[int, str], Figures], targets: Sequence[str]) -> None:
-    """CPU by role, at the most streams."""
-    most = max(streams for streams, _ in found)
+def _bars(axis: Any, found: dict[tuple[Level, str], Figures], targets: Sequence[str]) -> None:
+    """CPU by role, under the largest load."""
+    most = max(level for level, _ in found)
     shown = [target for target in targets if (most, target) in found]
     left = [0.0] * len(shown)
     for role, colour in zip(ROLES, PARTS, strict=True):
@@ -68,6 +71,6 @@ def _bars(axis: Any, found: dict[tuple[int, str], Figures], targets: Sequence[st
             axis.barh(shown, values, left=left, color=colour, label=role)
             left = [a + b for a, b in zip(left, values, strict=True)]
     axis.invert_yaxis()
-    axis.set_title(f"CPU, ms per 1,000 tokens, {most} streams", fontsize=10, loc="left")
+    axis.set_title(f"CPU, ms per 1,000 tokens, load {most}", fontsize=10, loc="left")
     axis.locator_params(axis="x", nbins=5)
     axis.legend(frameon=False, fontsize=8, ncol=5, loc="upper center", bbox_to_anchor=(0.4, -0.08))

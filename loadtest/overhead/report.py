@@ -4,6 +4,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,26 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from loadtest.overhead.client import GAP_S, Answer, Taken
+from loadtest.overhead.client import GAP_S, LATE_S, Answer, Level, Taken
 from loadtest.overhead.targets import REST, ROLES
 
 BASELINE = "bare"
-SPEED = """medians over {loads} loads of {seconds:g} s; prompts of {prompt} tokens, streamed answers of {tokens}
-TTFT: from a request to its first event with tokens, ms; +: more than bare; ×: times bare
-TPOT: (last event − first event) / (tokens − 1), ms"""
+SPEED = """medians over {loads} loads of {seconds:g} s; prompts of {prompt} {unit}, streamed answers of {tokens} tokens
+TTFT: from a request, or from when it was due, to its first event with tokens, ms; ×: times bare
+TPOT: an answer's (last event − first event) / (tokens − 1), ms"""
+OPEN = """
+load N/s: so many requests per second start, whatever becomes of the others; offered: that were due; late: share of them
+that the client started {late:g} ms or more after they were due"""
 COST = """CPU: user and system time, ms per 1,000 tokens; sum: without the rest of Ray, which takes as much idle
 gap: between two events of a stream, ms; client: CPU of the busiest client process, share of a core"""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One load on one target: ``streams`` at once, measured for ``seconds``. ``tokens`` and ``done`` (requests) came
-    within it. ``answers``: of the requests that came within it. ``gaps``: see ``client.Taken``. ``cpu_s``: user and
-    system seconds within it, by role. ``client_busy``: of the busiest client process. ``load_average``: the
-    machine's over the minute before."""
+    """One load on one target: ``streams`` at once, or ``rate`` requests per second (see ``client.Level``), measured for
+    ``seconds``. ``tokens`` and ``done`` (requests) came within it. ``answers``: of the requests that came within it.
+    ``gaps``, ``due``, ``late``: see ``client.Taken``. ``cpu_s``: user and system seconds within it, by role.
+    ``client_busy``: of the busiest client process. ``load_average``: the machine's over the minute before."""
 
     target: str
     round: int
@@ -42,19 +46,32 @@ class Sample:
     cpu_s: Mapping[str, float]
     client_busy: float
     load_average: float
+    rate: float = 0.0
+    due: int = 0
+    late: int = 0
+
+    @property
+    def level(self) -> Level:
+        return Level(self.streams, self.rate)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one load, or medians over several. Times in ms; ``cpu``: ms per 1,000 tokens, by role."""
+    """Of one load, or medians over several. Times in ms; ``offered_s``: requests per second that were due, ``late``:
+    share of them; ``cpu``: ms per 1,000 tokens, by role."""
 
     tok_s: float
+    offered_s: float
+    late: float
     req_s: float
     ttft_p50: float
     ttft_p90: float
     ttft_p99: float
     tpot_p50: float
+    tpot_p90: float
+    tpot_p99: float
     gap_p50: float
+    gap_p90: float
     gap_p99: float
     tokens_per_event: float
     errors: float
@@ -69,19 +86,21 @@ class Figures:
 
 def sample(
     target: str,
-    where: tuple[int, int, int],
+    where: tuple[int, int],
+    level: Level,
     seconds: float,
     taken: Iterable[Taken],
     cpu_s: Mapping[str, float],
     load_average: float,
 ) -> Sample:
-    """What all client processes of a load saw. ``where``: round, repeat, streams."""
+    """What all client processes of a load saw. ``where``: round and repeat."""
     taken = list(taken)
     gaps: Counter[int] = sum((one.gaps for one in taken), Counter())
     errors: Counter[str] = sum((one.errors for one in taken), Counter())
     return Sample(
         target,
         *where,
+        level.streams,
         seconds,
         round(sum(one.tokens for one in taken), 1),
         sum(one.done for one in taken),
@@ -91,6 +110,9 @@ def sample(
         {role: round(value, 3) for role, value in cpu_s.items()},
         round(max(one.busy for one in taken), 3),
         load_average,
+        level.rate,
+        sum(one.due for one in taken),
+        sum(one.late for one in taken),
     )
 
 
@@ -98,17 +120,22 @@ def figures(of: Sample) -> Figures:
     """Raises ``ValueError`` where nothing was answered: the load was too short, or all failed."""
     if not of.answers or not of.tokens:
         why = f": {next(iter(of.errors))}" if of.errors else " within its time"
-        raise ValueError(f"{of.target}, {of.streams} streams, round {of.round}: nothing was answered{why}")
+        raise ValueError(f"{of.target}, load {of.level}, round {of.round}: nothing was answered{why}")
     ttft = Counter(answer.first for answer in of.answers)
-    tpot = [(a.last - a.first) / (a.tokens - 1) for a in of.answers if a.tokens > 1]
+    tpot = Counter((a.last - a.first) / (a.tokens - 1) for a in of.answers if a.tokens > 1)
     return Figures(
         tok_s=of.tokens / of.seconds,
+        offered_s=of.due / of.seconds,
+        late=of.late / of.due if of.due else 0.0,
         req_s=of.done / of.seconds,
         ttft_p50=percentile(ttft, 0.5),
         ttft_p90=percentile(ttft, 0.9),
         ttft_p99=percentile(ttft, 0.99),
-        tpot_p50=statistics.median(tpot) if tpot else 0.0,
+        tpot_p50=percentile(tpot, 0.5),
+        tpot_p90=percentile(tpot, 0.9),
+        tpot_p99=percentile(tpot, 0.99),
         gap_p50=percentile(of.gaps, 0.5) * 1000 * GAP_S,
+        gap_p90=percentile(of.gaps, 0.9) * 1000 * GAP_S,
         gap_p99=percentile(of.gaps, 0.99) * 1000 * GAP_S,
         tokens_per_event=sum(a.tokens for a in of.answers) / sum(a.events for a in of.answers),
         errors=sum(of.errors.values()),
@@ -143,45 +170,56 @@ def medians(of: Sequence[Figures]) -> Figures:
     )
 
 
-def by_load(samples: Sequence[Sample]) -> dict[tuple[int, str], Figures]:
-    """(streams, target) → medians over rounds and repeats; fewest streams first, targets as they came. Raises
-    ``ValueError`` as ``figures`` does."""
+def by_load(samples: Sequence[Sample]) -> dict[tuple[Level, str], Figures]:
+    """(level, target) → medians over rounds and repeats; smallest level first, targets as they came. Loads without an
+    answer are left out. ValueError: all are."""
     targets = list(dict.fromkeys(one.target for one in samples))
-    found: dict[tuple[int, str], list[Figures]] = {}
-    for one in sorted(samples, key=lambda one: (one.streams, targets.index(one.target))):
-        found.setdefault((one.streams, one.target), []).append(figures(one))
-    return {key: medians(of) for key, of in found.items()}
+    found: dict[tuple[Level, str], list[Figures]] = {}
+    for one in sorted(samples, key=lambda one: (one.level, targets.index(one.target))):
+        with suppress(ValueError):
+            found.setdefault((one.level, one.target), []).append(figures(one))
+    answered = {key: medians(of) for key, of in found.items() if of}
+    if not answered:
+        raise ValueError(next(faults(samples)))
+    return answered
 
 
 def speed_rows(samples: Sequence[Sample]) -> Iterator[list[str]]:
-    """The cells of the first table."""
-    for streams, target, mine, base in _beside_bare(samples):
-        yield [
-            str(streams),
+    """The cells of the first table; with ``offered`` and ``late`` where a level has a rate."""
+    with_rates = any(one.rate for one in samples)
+    for level, target, mine, base in _beside_bare(samples):
+        row = [
+            str(level),
             target,
             f"{mine.tok_s:,.0f}",
             times(mine, base, "tok_s"),
             f"{mine.req_s:.1f}",
+        ]
+        if with_rates:
+            row += [f"{mine.offered_s:.1f}", f"{mine.late:.0%}"] if level.rate else ["", ""]
+        yield [
+            *row,
             f"{mine.ttft_p50:.1f}",
-            more(mine, base, "ttft_p50"),
             times(mine, base, "ttft_p50"),
             f"{mine.ttft_p90:.1f}",
             f"{mine.ttft_p99:.1f}",
-            more(mine, base, "ttft_p99"),
             times(mine, base, "ttft_p99"),
             f"{mine.tpot_p50:.2f}",
             times(mine, base, "tpot_p50"),
+            f"{mine.tpot_p90:.2f}",
+            f"{mine.tpot_p99:.2f}",
         ]
 
 
 def cost_rows(samples: Sequence[Sample]) -> Iterator[list[str]]:
     """The cells of the second table."""
-    for streams, target, mine, base in _beside_bare(samples):
+    for level, target, mine, base in _beside_bare(samples):
         yield [
-            str(streams),
+            str(level),
             target,
             f"{mine.tokens_per_event:.2f}",
             f"{mine.gap_p50:.1f}",
+            f"{mine.gap_p90:.1f}",
             f"{mine.gap_p99:.1f}",
             *(cpu(mine, role) for role in ROLES if role != REST),
             f"{mine.cpu_sum:,.0f}",
@@ -192,12 +230,12 @@ def cost_rows(samples: Sequence[Sample]) -> Iterator[list[str]]:
         ]
 
 
-def _beside_bare(samples: Sequence[Sample]) -> Iterator[tuple[int, str, Figures, Figures | None]]:
-    """Streams, target, its figures, and those of ``bare`` under the same load: None for itself, or where it is not
+def _beside_bare(samples: Sequence[Sample]) -> Iterator[tuple[Level, str, Figures, Figures | None]]:
+    """Level, target, its figures, and those of ``bare`` under the same load: None for itself, or where it is not
     there."""
     found = by_load(samples)
-    for (streams, target), mine in found.items():
-        yield streams, target, mine, found.get((streams, BASELINE)) if target != BASELINE else None
+    for (level, target), mine in found.items():
+        yield level, target, mine, found.get((level, BASELINE)) if target != BASELINE else None
 
 
 def cpu(mine: Figures, role: str) -> str:
@@ -209,24 +247,22 @@ def times(mine: Figures, base: Figures | None, figure: str) -> str:
     return f"{getattr(mine, figure) / of:.2f}" if base and (of := getattr(base, figure)) else ""
 
 
-def more(mine: Figures, base: Figures | None, figure: str) -> str:
-    """The difference; empty without a base."""
-    return f"{getattr(mine, figure) - getattr(base, figure):+.1f}" if base else ""
-
-
 def tables(samples: Sequence[Sample], about: Mapping[str, Any]) -> Iterator[Table]:
-    """Raises ``ValueError`` as ``figures`` does."""
-    loads = max(Counter((one.streams, one.target) for one in samples).values())
+    """Raises ``ValueError`` as ``by_load`` does."""
+    loads = max(Counter((one.level, one.target) for one in samples).values())
     asked = about["load"]
+    unit = "words" if asked.get("words") else "tokens"
     caption = SPEED.format(
-        loads=loads, seconds=samples[0].seconds, prompt=asked["prompt_tokens"], tokens=asked["tokens"]
+        loads=loads, seconds=samples[0].seconds, prompt=asked["prompt_tokens"], unit=unit, tokens=asked["tokens"]
     )
-    names: tuple[str, ...]
-    names = ("streams", "target", "tok/s", "×", "req/s", "TTFT p50", "+", "×", "TTFT p90", "TTFT p99", "+", "×")
-    names += ("TPOT p50", "×")
+    names = ["load", "target", "tok/s", "×", "req/s"]
+    if any(one.rate for one in samples):
+        caption += OPEN.format(late=1000 * LATE_S)
+        names += ["offered req/s", "late"]
+    names += ["TTFT p50", "×", "TTFT p90", "TTFT p99", "×", "TPOT p50", "×", "TPOT p90", "TPOT p99"]
     yield _table(about["model"], caption, names, speed_rows(samples))
-    names = ("streams", "target", "tokens /event", "gap p50", "gap p99", *(f"CPU {r}" for r in ROLES if r != REST))
-    names += ("CPU sum", "×", f"CPU {REST}", "errors", "client")
+    names = ["load", "target", "tokens /event", "gap p50", "gap p90", "gap p99"]
+    names += [*(f"CPU {r}" for r in ROLES if r != REST), "CPU sum", "×", f"CPU {REST}", "errors", "client"]
     yield _table("what it costs", COST, names, cost_rows(samples))
 
 
@@ -242,8 +278,13 @@ def _table(title: str, caption: str, names: Sequence[str], rows: Iterable[list[s
     return shown
 
 
-def first_errors(samples: Sequence[Sample]) -> Iterator[str]:
-    """What went wrong, once for each target."""
+def faults(samples: Sequence[Sample]) -> Iterator[str]:
+    """Each load without an answer; and what else went wrong, once for each target."""
+    for one in samples:
+        try:
+            figures(one)
+        except ValueError as error:
+            yield str(error)
     for target in dict.fromkeys(one.target for one in samples):
         errors: Counter[str] = sum((Counter(one.errors) for one in samples if one.target == target), Counter())
         if errors:

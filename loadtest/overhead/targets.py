@@ -1,6 +1,6 @@
-"""What is compared. A target is an address and headers on a system, which several targets may share; a system is
-processes that are started for it and ended after it. A new target is one line in ``TARGETS``, a new system one
-function in ``SYSTEMS``."""
+"""What is compared. A target is an address and headers on a system, which several targets may share, or a router in
+front of one; a system is processes that are started for it and ended after it. A new target is one line in ``TARGETS``,
+a new system one function in ``SYSTEMS``, a new router one entry in ``routers.ROUTERS``."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +19,12 @@ import httpx
 import psutil
 import yaml
 
+from loadtest import figures
 from loadtest.about import ROOT
-from loadtest.clusters import ClusterFault, cluster, free_ports
-from loadtest.figures import MODELYARD
+from loadtest.clusters import HANDLE_IMPORT_PATH, ClusterFault, cluster, free_ports
+from loadtest.figures import HANDLE, MODELYARD
+from loadtest.overhead import serve_llm
+from loadtest.overhead.routers import ROUTERS, Place
 from serve_app import demo_model, local_cluster
 from serve_app.config import GATEWAY_IMPORT_PATH, MODEL_IMPORT_PATH, ModelArgs, Source
 from serve_app.local_cluster import HOST
@@ -30,22 +33,41 @@ MODEL = "bench"
 DEFAULT_FILE, DEFAULT_ENTRY = ROOT / "deployments" / "local.yaml", "chat"
 # Of one look at an engine that starts; and what its first answer may take.
 LOOK_S = 30.0
+EVERY_TOKEN = {"x-modelyard-every-token": "1"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 FRONT_END, ENGINE, GATEWAY, PROXY, REST = "front end", "engine", "gateway", "proxy", "Ray"
 ROLES = (FRONT_END, ENGINE, GATEWAY, PROXY, REST)
-_TITLES = {f"ray::ServeReplica:{MODEL}:Model": FRONT_END, "ray::ServeReplica:gateway:Gateway": GATEWAY}
+# What the title of a Ray process begins with, and its role: the first that fits.
+MODELYARD_TITLES = {
+    f"ray::ServeReplica:{MODEL}:Model": FRONT_END,
+    "ray::ServeReplica:gateway:Gateway": GATEWAY,
+}
+HANDLE_TITLES = {
+    "ray::ServeReplica:handle:Inner": FRONT_END,
+    "ray::ServeReplica:handle:Ingress": GATEWAY,
+    "ray::ProxyActor": PROXY,
+}
+SERVE_LLM_TITLES = {
+    "ray::ServeReplica:llm:LLMServer:": FRONT_END,
+    "ray::ServeReplica:llm:": GATEWAY,
+    "ray::ProxyActor": PROXY,
+    "ray::RayWorker": ENGINE,
+}
+SERVE_LLM = figures.System("ray-serve-llm", "Ray Serve LLM", "Ray's own way", counted=(), roles={})
 
 
 @dataclass(frozen=True)
 class Setting:
     """``args``: the model; ``stream_interval``: of the system bare-interval, in tokens; ``start_s``: how long a system
-    may take to start; ``home``: a folder for logs and state, which goes with the run."""
+    may take to start; ``home``: a folder for logs and state, which goes with the run; ``programs``: the command of each
+    router."""
 
     args: ModelArgs
     stream_interval: int
     start_s: float
     home: Path
+    programs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,25 +84,68 @@ System = Callable[[Setting, Tell], AbstractContextManager[Running]]
 
 @dataclass(frozen=True)
 class Target:
+    """``router``: what stands in front of the system, by its name in ``ROUTERS``; empty: nothing. ``check``: raises
+    ``ImportError`` where the system cannot run here."""
+
     system: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    router: str = ""
+    check: Callable[[], None] = lambda: None
 
 
-def role_of(title: str) -> str:
-    """By a process's title: haproxy's name, or a command line."""
+def role_of(title: str, titles: Mapping[str, str]) -> str:
+    """By a process's title: haproxy's name, or a command line. ``titles``: of its system's Ray processes."""
     if title == "haproxy":
         return PROXY
     if "VLLM::" in title:
         return ENGINE
-    return next((role for beginning, role in _TITLES.items() if title.startswith(beginning)), REST)
+    return next((role for beginning, role in titles.items() if title.startswith(beginning)), REST)
 
 
 @contextmanager
 def bare(setting: Setting, tell: Tell, stream_interval: int = 0) -> Iterator[Running]:
     """vLLM's API server, or the fake engine's app, as the only process between client and engine."""
     (port,) = free_ports(1)
-    log = setting.home / "bare.log"
     command = [sys.executable, "-m", "loadtest.overhead.bare", str(port), MODEL, str(stream_interval)]
+    given = setting.args.model_dump_json(exclude_unset=True).encode()
+    log, env = setting.home / "bare.log", _environment(setting)
+    with _server(command, port, log, env, setting.start_s, tell, given) as leader:
+
+        def processes() -> list[tuple[psutil.Process, str]]:
+            return [(one, FRONT_END if one.pid == leader else _role(one, {})) for one in _session(leader)]
+
+        yield Running(port, processes)
+
+
+@contextmanager
+def routed(name: str, behind: Running, setting: Setting, tell: Tell) -> Iterator[Running]:
+    """The router ``name`` in front of ``behind``."""
+    router, (port, metrics) = ROUTERS[name], free_ports(2)
+    place = Place(port, behind.port, metrics, setting.home, MODEL)
+    command = [setting.programs[name], *router.arguments(place)]
+    log, env = setting.home / f"{name}.log", os.environ | router.environment
+    # It has nothing to lose.
+    with _server(command, port, log, env, setting.start_s, tell, grace_s=1.0) as leader:
+
+        def processes() -> list[tuple[psutil.Process, str]]:
+            return [(one, GATEWAY) for one in _session(leader)] + behind.processes()
+
+        yield Running(port, processes)
+
+
+@contextmanager
+def _server(
+    command: Sequence[str],
+    port: int,
+    log: Path,
+    env: Mapping[str, str],
+    start_s: float,
+    tell: Tell,
+    given: bytes = b"",
+    grace_s: float = 10.0,
+) -> Iterator[int]:
+    """A server that answers; its process's id, which is its session's too. ``given``: its standard input. ``grace_s``:
+    what its end may take."""
     with log.open("wb") as output:
         # A session of its own: Ctrl-C is for us, and all of its processes are found by it.
         server = subprocess.Popen(
@@ -88,26 +153,22 @@ def bare(setting: Setting, tell: Tell, stream_interval: int = 0) -> Iterator[Run
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=_environment(setting),
+            env=dict(env),
             cwd=ROOT,
             start_new_session=True,
         )
-
-    def processes() -> list[tuple[psutil.Process, str]]:
-        return [(one, FRONT_END if one.pid == server.pid else _role(one)) for one in _session(server.pid)]
-
     try:
         assert server.stdin is not None
         with contextlib.suppress(BrokenPipeError), server.stdin as asked:
-            asked.write(setting.args.model_dump_json(exclude_unset=True).encode())
-        _wait_for_answer(port, setting, tell, lambda: _end_of(log) if server.poll() is not None else "")
-        yield Running(port, processes)
+            asked.write(given)
+        _wait_for_answer(port, start_s, tell, lambda: _end_of(log) if server.poll() is not None else "")
+        yield server.pid
     finally:
         tell("ending")
         # As in `cluster`: half an end is worse than a slow one.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        local_cluster.end_processes(lambda: _session(server.pid), term_grace_s=10)
+        local_cluster.end_processes(lambda: _session(server.pid), grace_s)
         server.wait()
 
 
@@ -126,30 +187,77 @@ def bare_interval(setting: Setting, tell: Tell) -> AbstractContextManager[Runnin
     return bare(setting, tell, setting.stream_interval)
 
 
-@contextmanager
-def modelyard(setting: Setting, tell: Tell) -> Iterator[Running]:
+def modelyard(setting: Setting, tell: Tell) -> AbstractContextManager[Running]:
     """HAProxy, the gateway, and a replica with the same engine, on a private Ray."""
     entry = {"name": MODEL, "import_path": MODEL_IMPORT_PATH, "route_prefix": None}
     wanted: list[dict[str, Any]] = [
         {"name": "gateway", "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"},
         entry | {"args": setting.args.model_dump(mode="json", exclude_unset=True)},
     ]
-    with cluster(MODELYARD, setting.home, wanted, tell, start_s=setting.start_s) as found:
+    return _on_ray(MODELYARD, wanted, MODELYARD_TITLES, setting, tell)
+
+
+def handle(setting: Setting, tell: Tell) -> AbstractContextManager[Running]:
+    """Serve's own proxy, a plain ingress, and a replica with the same engine behind a ``DeploymentHandle``."""
+    args = {"name": MODEL, "model": setting.args.model_dump(mode="json", exclude_unset=True)}
+    wanted = [{"name": "handle", "import_path": HANDLE_IMPORT_PATH, "route_prefix": "/", "args": args}]
+    return _on_ray(HANDLE, wanted, HANDLE_TITLES, setting, tell)
+
+
+def serve_llm_handle(setting: Setting, tell: Tell) -> AbstractContextManager[Running]:
+    """Ray Serve LLM as it comes: Serve's own proxy, its ingress, and a replica behind a ``DeploymentHandle``."""
+    return _serve_llm(setting, tell, {})
+
+
+def serve_llm_direct(setting: Setting, tell: Tell) -> AbstractContextManager[Running]:
+    """Ray Serve LLM with direct streaming: HAProxy asks a router of its own which replica, and talks HTTP to it."""
+    return _serve_llm(setting, tell, {"RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1"})
+
+
+def _serve_llm(setting: Setting, tell: Tell, settings: Mapping[str, str]) -> AbstractContextManager[Running]:
+    args = {"name": MODEL, "model": setting.args.model_dump(mode="json", exclude_unset=True)}
+    wanted = [{"name": "llm", "import_path": serve_llm.IMPORT_PATH, "route_prefix": "/", "args": args}]
+    return _on_ray(SERVE_LLM, wanted, SERVE_LLM_TITLES, setting, tell, settings)
+
+
+@contextmanager
+def _on_ray(
+    system: figures.System,
+    wanted: list[dict[str, Any]],
+    titles: Mapping[str, str],
+    setting: Setting,
+    tell: Tell,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[Running]:
+    with cluster(system, setting.home, wanted, tell, start_s=setting.start_s, settings=settings) as found:
 
         def processes() -> list[tuple[psutil.Process, str]]:
-            return [(one, _role(one)) for one in local_cluster.processes(found.session)]
+            return [(one, _role(one, titles)) for one in local_cluster.processes(found.session)]
 
-        _wait_for_answer(found.port, setting, tell, lambda: "")
+        _wait_for_answer(found.port, setting.start_s, tell, lambda: "")
         yield Running(found.port, processes)
 
 
-SYSTEMS: dict[str, System] = {"bare": bare, "bare-interval": bare_interval, "modelyard": modelyard}
+SYSTEMS: dict[str, System] = {
+    "bare": bare,
+    "bare-interval": bare_interval,
+    "modelyard": modelyard,
+    "handle": handle,
+    "ray-serve-llm": serve_llm_handle,
+    "ray-serve-llm-direct": serve_llm_direct,
+}
 TARGETS = {
     "bare": Target("bare"),
+    **{name: Target("bare", router=name) for name in ROUTERS},
     "bare-interval": Target("bare-interval"),
     "modelyard": Target("modelyard"),
-    "modelyard-every-token": Target("modelyard", {"x-modelyard-every-token": "1"}),
+    "modelyard-every-token": Target("modelyard", EVERY_TOKEN),
+    "handle": Target("handle"),
+    "handle-every-token": Target("handle", EVERY_TOKEN),
+    "ray-serve-llm": Target("ray-serve-llm", check=serve_llm.check),
+    "ray-serve-llm-direct": Target("ray-serve-llm-direct", check=serve_llm.check),
 }
+DEFAULT_TARGETS = ("bare", "modelyard", "modelyard-every-token")
 
 
 def read_model(file: Path | None) -> ModelArgs:
@@ -188,11 +296,11 @@ def _environment(setting: Setting) -> dict[str, str]:
     return env | setting.args.env
 
 
-def _wait_for_answer(port: int, setting: Setting, tell: Tell, ended: Callable[[], str]) -> None:
+def _wait_for_answer(port: int, start_s: float, tell: Tell, ended: Callable[[], str]) -> None:
     """Until a request is answered. ClusterFault: too late, or ``ended`` says what came instead."""
-    deadline = time.monotonic() + setting.start_s
-    body = {"model": MODEL, "prompt": [100, 101], "max_tokens": 2, "ignore_eos": True}
-    tell("starting the engine")
+    deadline = time.monotonic() + start_s
+    body = {"model": MODEL, "prompt": "the of", "max_tokens": 2, "ignore_eos": True}
+    tell("waiting for an answer")
     while True:
         last = "no answer"
         with contextlib.suppress(httpx.HTTPError):
@@ -203,7 +311,7 @@ def _wait_for_answer(port: int, setting: Setting, tell: Tell, ended: Callable[[]
         if why := ended():
             raise ClusterFault(f"the server ended:\n{why}")
         if time.monotonic() > deadline:
-            raise ClusterFault(f"not ready after {setting.start_s:.0f} s: {last}")
+            raise ClusterFault(f"not ready after {start_s:.0f} s: {last}")
         time.sleep(0.5)
 
 
@@ -211,10 +319,10 @@ def _end_of(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-25:])
 
 
-def _role(process: psutil.Process) -> str:
+def _role(process: psutil.Process, titles: Mapping[str, str]) -> str:
     with contextlib.suppress(psutil.Error):
         name = process.name()
-        return role_of(name if name == "haproxy" else " ".join(process.cmdline()))
+        return role_of(name if name == "haproxy" else " ".join(process.cmdline()), titles)
     return REST
 
 

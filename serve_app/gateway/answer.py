@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from serve_app import errors
 from serve_app.asgi import Send, respond
 from serve_app.errors import ModelyardError, Protocol
+from serve_app.gateway.record import TIMING_HEADER, Record
 from serve_app.gateway.upstream import Head
 from serve_app.lease import GROUP_END, KEPT_HEADER, RECORD
 
@@ -20,6 +21,8 @@ MOVES_HEADER = b"x-modelyard-moves"
 # Tells the client which model answered in the place of the one that its name means.
 FALLBACK_HEADER = b"x-modelyard-fallback"
 _CREATED = re.compile(rb'"created": ?\d+')
+# An engine's own error in a stream, on any route. JSON holds no line break as such, so no answer's text looks like it.
+_ENGINE_ERROR = re.compile(rb'^(data: ?\{"error": ?\{|event: ?error$)', re.MULTILINE)
 
 Read = Callable[[], Awaitable[bytes]]
 Headers = Sequence[tuple[bytes, bytes]]
@@ -29,19 +32,21 @@ class Answer:
     """What goes back to one client: exactly one of a whole answer, a stream with a defined end, or an error.
 
     ``records``: the journal of a stream so far, unread (see ``serve_app.model.journal``). ``generation``: who may
-    continue it. ``moves``: how often another replica had to go on. ``fallback``: the model that answers in another's
-    place.
+    continue it. ``trailer``: what the replica said after the stream's last group. ``fallback``: the model that answers
+    in another's place. ``record``: is told when the answer begins. ``tells_timing``: a stream's end says where the
+    time went.
     """
 
-    def __init__(self, send: Send, protocol: Protocol) -> None:
+    def __init__(self, send: Send, protocol: Protocol, record: Record) -> None:
         self._send = send
         self._protocol = protocol
+        self.record = record
         self.started = False
         self.records: list[bytes] = []
         self.generation = b""
-        self.moves = 0
+        self.trailer = b""
         self.fallback = ""
-        self.request_id = b""
+        self.tells_timing = False
         self.extra: list[tuple[bytes, bytes]] = []  # further headers of whatever the answer will be
         self._events = False  # the head of an SSE stream went out
         self._first = self._last = b""
@@ -63,7 +68,9 @@ class Answer:
         if self._events:
             raise errors.UpstreamBroken("The model answered with no stream, although the request waited as one.")
         self.started = True
+        self.record.begins(stream=False)
         length = (b"content-length", str(len(body)).encode())
+        self.record.status = head.status
         await respond(self._send, head.status, [*self._headers(head.headers), length], body)
 
     async def stream(self, head: Head, read: Read) -> None:
@@ -78,13 +85,16 @@ class Answer:
         """The stream's last event went out; only its end is missing."""
         return self._last.endswith(b"data: [DONE]\n\n")
 
-    async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b""})
+    async def end(self, rest: bytes = b"") -> None:
+        self.record.engine_failed = _ENGINE_ERROR.search(self._last) is not None
+        if self.tells_timing and not rest:
+            rest = f": {self.record.timing(at_its_end=True)}\n\n".encode()
+        await self._send({"type": "http.response.body", "body": rest})
 
     async def _plain(self, head: Head, read: Read) -> None:
         data = await read()
         await self._start(head)
-        rest = b""
+        rest = last = before = b""
         send = self._send
         while data:
             if rest:
@@ -95,9 +105,12 @@ class Answer:
                 cut = data.rfind(b"\n\n") + 2
                 data, rest = (data[:cut], data[cut:]) if cut > 1 else (b"", data)
             if data:
+                before, last = last, data
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             data = await read()
-        await send({"type": "http.response.body", "body": rest})
+        # An error may be followed by the protocol's last event, in a read of its own.
+        self._last = before + last + rest
+        await self.end(rest)
 
     async def _groups(self, head: Head, read: Read, generation: bytes) -> None:
         """A stream with a journal: the records are kept, the events between them go out. Nothing of it is parsed."""
@@ -124,23 +137,28 @@ class Answer:
                     events = events.replace(*created)
             self._last = events
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        self.trailer = rest
         await self.end()
 
     async def _start(self, head: Head) -> None:
         self.started = True
+        self.record.begins(stream=True)
         if not self._events:
             await self._begin(head.status, head.headers)
 
     async def _begin(self, status: int, headers: Headers) -> None:
         self._events = True
+        self.record.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": self._headers(headers)})
 
     def _headers(self, given: Headers) -> list[tuple[bytes, bytes]]:
         headers = [(k, v) for k, v in given if k in _RETURNED]
-        headers.append((b"x-request-id", self.request_id))
+        headers.append((b"x-request-id", self.record.id))
+        if timing := self.record.timing():
+            headers.append((TIMING_HEADER, timing.encode()))
         headers += self.extra
-        if self.moves:
-            headers.append((MOVES_HEADER, str(self.moves).encode()))
+        if self.record.moves:
+            headers.append((MOVES_HEADER, str(self.record.moves).encode()))
         return headers + self._in_whose_place()
 
     def _in_whose_place(self) -> list[tuple[bytes, bytes]]:

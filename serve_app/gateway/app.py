@@ -1,17 +1,16 @@
 """Wiring of the gateway: its Serve deployment, its FastAPI app (docs, models, health) and the relay beside it."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, Field
 from ray import serve
 from ray.serve import Application
-from ray.util import metrics
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
@@ -21,13 +20,16 @@ from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
 from serve_app.gateway.answer import FALLBACK_HEADER, MOVES_HEADER
 from serve_app.gateway.directory import Directory
+from serve_app.gateway.exposition import Exposition
 from serve_app.gateway.key_file import KeyFile
+from serve_app.gateway.meters import both, in_ray
 from serve_app.gateway.quotas import RATE_LIMIT_HEADERS
+from serve_app.gateway.record import TIMING_HEADER, is_not_serves
 from serve_app.gateway.relay import Relay
 from serve_app.gateway.request import ASKING_HEADERS
-from serve_app.gateway.routes import BY_PATH, RELAYED, protocol_of
+from serve_app.gateway.routes import BY_PATH, RELAYED, Route, protocol_of
 from serve_app.keys import ANYBODY, Caller, no_key
-from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES, Metric
+from serve_app.signals import ALL
 
 logger = logging.getLogger("ray.serve")
 
@@ -55,7 +57,10 @@ CALLER = "modelyard.caller"
 class Gateway:
     async def __init__(self) -> None:  # type: ignore[misc]
         self._directory = Directory(lambda: self._relay.settings)
-        self._relay = Relay(self._directory, counters(MOVES, BROKEN_STREAMS, FALLBACKS))
+        replica = serve.get_replica_context().replica_id.unique_id
+        self._exposition = Exposition(replica, lambda: self._directory.catalog)
+        self._relay = Relay(self._directory, both(in_ray(ALL), self._exposition.note))
+        logger.addFilter(is_not_serves)
         if names := ray_env.missing():
             logger.warning(
                 f"Not set when Ray started: {', '.join(names)}. Everything works, more slowly and with less cleaning "
@@ -73,26 +78,16 @@ class Gateway:
         return {"replica": replica, "models": self._directory.report()}
 
     async def __serve_build_asgi_app__(self) -> Any:
-        return GatewayApp(self._directory, self._relay)
-
-
-def counters(*counted: Metric) -> Callable[..., None]:
-    """``count(metric, *labels)`` in Ray's metrics."""
-    made = {metric: metrics.Counter(metric.name, metric.description, metric.labels) for metric in counted}
-
-    def count(metric: Metric, *labels: str) -> None:
-        made[metric].inc(tags=dict(zip(metric.labels, labels, strict=True)))
-
-    return count
+        return GatewayApp(self._directory, self._relay, self._exposition)
 
 
 class GatewayApp:
     """ASGI: relayed paths go straight to the relay, with no middleware on their bytes; the rest is FastAPI's."""
 
-    def __init__(self, directory: Directory, relay: Relay) -> None:
+    def __init__(self, directory: Directory, relay: Relay, exposition: Exposition) -> None:
         self._relay = relay
         self._keys = KeyFile(lambda: relay.settings.keys_file)
-        self._api = build_api(directory, relay)
+        self._api = build_api(directory, relay, exposition)
         self._cors: tuple[tuple[str, ...], ASGIApp] = ((), self._answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,31 +100,37 @@ class GatewayApp:
         if scope["type"] == "http":
             # A gateway with a route prefix of its own: servers leave it in the path and say so in root_path.
             path = scope["path"].removeprefix(scope.get("root_path", ""))
+            route = BY_PATH.get(path) if scope["method"] == "POST" else None
             receive = bounded(receive, int(self._relay.settings.max_body_mb * 2**20))
             try:
                 check_head(scope)
             except errors.HeadTooLarge as error:
+                self._refused(route, error)
                 await respond(send, *errors.render(error, protocol_of(path)))
                 return
             try:
                 caller = self._keys.caller(dict(scope["headers"]))
             except errors.ModelyardError as error:
                 if path not in WITHOUT_KEY:
+                    self._refused(route, error)
                     await respond(send, *errors.render(error, protocol_of(path)))
                     return
                 caller = None
-            route = BY_PATH.get(path)
-            if route is not None and scope["method"] == "POST":
+            if route is not None:
                 await self._relay(route, caller or ANYBODY, scope, receive, send)
                 return
             scope[CALLER] = caller
         await self._api(scope, receive, send)
 
+    def _refused(self, route: Route | None, error: errors.ModelyardError) -> None:
+        if route is not None:
+            self._relay.refused(route, error)
+
 
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     # Keys travel in headers, never in cookies, so no credentials are allowed.
     headers = ["authorization", "x-api-key", "content-type", "anthropic-version", "x-request-id"]
-    told = ["x-request-id", "retry-after", *(name.decode() for name in (MOVES_HEADER, FALLBACK_HEADER))]
+    told = ["x-request-id", "retry-after", *(name.decode() for name in (MOVES_HEADER, FALLBACK_HEADER, TIMING_HEADER))]
     cors = CORSMiddleware(
         app,
         allow_origins=origins,
@@ -153,7 +154,7 @@ class GenerateAnswer(BaseModel):
     text: str
 
 
-def build_api(directory: Directory, relay: Relay) -> FastAPI:
+def build_api(directory: Directory, relay: Relay, exposition: Exposition) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
@@ -192,6 +193,18 @@ def build_api(directory: Directory, relay: Relay) -> FastAPI:
                 "conflicts": list(catalog.conflicts),
             }
         )
+
+    @api.get(
+        "/metrics",
+        tags=["operations"],
+        summary="What this gateway replica counts, for Prometheus",
+        response_class=PlainTextResponse,
+    )
+    async def metrics(request: Request) -> Response:
+        if not _caller(request).metrics:
+            raise errors.Forbidden("This key may not read metrics: its entry needs `metrics: true`.")
+        text, media_type = exposition.text(request.headers.get("accept", ""))
+        return Response(text, media_type=media_type)
 
     @api.get("/v1/models", tags=["models"], summary="Every id that a request may name")
     async def models(request: Request) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from serve_app import errors, quota
+from serve_app.gateway.tally import Tally
 from serve_app.keys import Caller
-from serve_app.lease import Counted
 from serve_app.quota import Amount, Drawn, Limits, Purse
 
 logger = logging.getLogger("ray.serve")
@@ -25,8 +25,6 @@ DRAW_TIMEOUT_S = 1.0
 REFUSED_S = 0.2
 # A purse that nobody used for so long goes back.
 KEEP_S = 1.0
-# How long counts may come after the answer's end. A replica that died counts nothing: then the estimate stands.
-COUNT_S = 3.0
 
 RATE_LIMIT_HEADERS = tuple(
     f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")
@@ -37,30 +35,13 @@ Draw = Callable[[str, str, Limits, Amount, Amount], Awaitable[Drawn]]
 
 @dataclass(eq=False)
 class Charge:
-    """One request's. ``headers``: what its client is told of its quota."""
+    """One request's. ``headers``: what its client is told of its quota. ``tally``: what it costs in truth."""
 
     model: str
     caller: Caller
     estimate: float
+    tally: Tally
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    asked: str = ""  # under which number the replica counts that was asked last: its count covers those before it
-    used: int | None = None
-    _done: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def ask(self, number: str) -> None:
-        self.asked = number
-        self._done.clear()
-
-    def count(self, counted: Counted) -> None:
-        self.used = max(self.used or 0, counted.prompt + counted.generated)
-        if counted.number == self.asked:
-            self._done.set()
-
-    async def complete(self) -> bool:
-        """Whether the tokens were counted."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._done.wait(), COUNT_S)
-        return self.used is not None
 
 
 class Quotas:
@@ -71,15 +52,15 @@ class Quotas:
         self._purses: dict[tuple[str, str], Purse] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
         self._limits: dict[tuple[str, str], Limits] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._unsettled = 0
         self._giving: asyncio.Task[None] | None = None
 
     @property
     def open(self) -> int:
         """Requests that are not settled, and purses that are not given back."""
-        return len(self._tasks) + len(self._purses)
+        return self._unsettled + len(self._purses)
 
-    async def enter(self, caller: Caller, model: str, tokens: float) -> Charge:
+    async def enter(self, caller: Caller, model: str, tokens: float, tally: Tally) -> Charge:
         """Charge a request of about so many tokens; raises ``TooManyRequests``."""
         limits, at = caller.limits, (caller.name, model)
         purse = self._purse(caller, model)
@@ -92,17 +73,12 @@ class Quotas:
         purse.spend(1, tokens)
         purse.used_at = time.monotonic()
         self._give_back_later()
-        return Charge(model, caller, tokens, headers=_headers(limits, purse))
+        return Charge(model, caller, tokens, tally, headers=_headers(limits, purse))
 
     def settle(self, charge: Charge) -> None:
         """The request is over: charge what was used in place of the estimate, once that is known."""
-        task = asyncio.create_task(self._settle(charge))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        for task in (*self._tasks, *([self._giving] if self._giving else [])):
-            task.cancel()
+        self._unsettled += 1
+        charge.tally.then(lambda: self._settle(charge))
 
     async def _fill(self, purse: Purse, caller: Caller, model: str, limits: Limits, tokens: float) -> None:
         now = time.monotonic()
@@ -129,14 +105,14 @@ class Quotas:
         self._limits[at] = caller.limits
         return self._purses.setdefault(at, Purse())
 
-    async def _settle(self, charge: Charge) -> None:
-        counted = bool(charge.asked) and await charge.complete()
+    def _settle(self, charge: Charge) -> None:
+        self._unsettled -= 1
         # Only now: the one of its beginning may have been given back meanwhile.
         purse = self._purse(charge.caller, charge.model)
-        if not charge.asked:  # it reached no engine
+        if not charge.tally.asked:  # it reached no engine
             purse.spend(-1, -charge.estimate)
-        elif counted and charge.used is not None:
-            purse.spend(0, charge.used - charge.estimate)
+        elif charge.tally.used is not None:  # a replica that died counts nothing: then the estimate stands
+            purse.spend(0, charge.tally.used - charge.estimate)
         purse.used_at = time.monotonic()
         self._give_back_later()
 

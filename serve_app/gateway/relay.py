@@ -9,7 +9,7 @@ import math
 import re
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,19 +24,22 @@ from serve_app.gateway.fields import TIMEOUT_HEADER, Fields, parse, read, ticket
 from serve_app.gateway.lease import Lease
 from serve_app.gateway.leases import LeasePool
 from serve_app.gateway.quotas import Quotas
-from serve_app.gateway.request import NO_FALLBACK_HEADER, Request
+from serve_app.gateway.record import Record
+from serve_app.gateway.request import NO_FALLBACK_HEADER, Request, clean_request_id
 from serve_app.gateway.routes import BY_PATH, Route
 from serve_app.gateway.upstream import ConnectionBroken, LeaseExpired, Leaving
 from serve_app.keys import ANYBODY, Caller
-from serve_app.lease import REFUSED_HEADER, UNKNOWN_LEASE
+from serve_app.lease import COUNTED_HEADER, REFUSED_HEADER, UNKNOWN_LEASE
 from serve_app.names import Names
-from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES
+from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES, Note
 
 logger = logging.getLogger("ray.serve")
 
 # A client that asks for signs of life while it waits gets the first one after so long, and then one every so often.
 FIRST_SIGN_S = 1.0
 SIGN_S = 5.0
+# What ``call`` is for.
+GENERATE = "/generate"
 # What a replica answers for itself rather than for the request.
 _ASK_ANOTHER = (502, 503, 504)
 # What vLLM appends to some messages for its own logs.
@@ -44,16 +47,13 @@ _VLLM_SUFFIX = re.compile(r" \(parameter=\w+(, value=.*)?\)$", re.DOTALL)
 # An engine's error body is a line or two; more than this is not an error body.
 MAX_ERROR_BYTES = 256 * 1024
 
-Count = Callable[..., None]
-
 
 class Relay:
-    """``count(metric, *labels)`` is told of every request that another replica or another model goes on with, and of
-    every stream that no replica can."""
+    """``note``: what becomes of each request, as ``signals`` has it."""
 
-    def __init__(self, directory: Directory, count: Count) -> None:
+    def __init__(self, directory: Directory, note: Note) -> None:
         self._directory = directory
-        self._count = count
+        self._note = note
         self._open: Counter[str] = Counter()  # requests, by key
         self._quotas = Quotas(directory.draw)
         self.settings = GatewaySettings()
@@ -62,9 +62,10 @@ class Relay:
 
     async def __call__(self, route: Route, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        answer = Answer(send, route.protocol)
+        record = Record(self._note, route.path, caller.name, clean_request_id(headers.get(b"x-request-id", b"")))
+        answer = Answer(send, route.protocol, record)
         try:
-            with self._counted(caller):
+            with record, self._counted(caller):
                 await self._relay(route, caller, headers, receive, answer)
         except ModelyardError as error:
             await answer.fail(error)
@@ -73,6 +74,10 @@ class Relay:
         except Exception:
             logger.exception("a request to %s failed inside the gateway", route.path)
             await answer.fail(errors.ModelyardError(errors.OUR_FAULT))
+
+    def refused(self, route: Route, error: ModelyardError) -> None:
+        """A request that did not get as far as here is one as well."""
+        Record(self._note, route.path).end(error)
 
     async def _relay(
         self, route: Route, caller: Caller, headers: dict[bytes, bytes], receive: Receive, answer: Answer
@@ -144,11 +149,12 @@ class Relay:
         """One JSON request from inside the gateway: the answer's JSON, and the model that gave it in another's place
         (mostly empty). ``client``: the headers of whoever wants it."""
         sink = _Collected()
-        answer = Answer(sink, "openai")
+        record = Record(self._note, GENERATE, caller.name)
+        answer = Answer(sink, "openai", record)
         headers = {b"content-type": b"application/json"}
         headers |= {name: client[name] for name in (TIMEOUT_HEADER, NO_FALLBACK_HEADER) if name in client}
         body = json.dumps(request).encode()
-        with self._counted(caller):
+        with record, self._counted(caller):
             await self._exchange(parse(body), BY_PATH[path], caller, headers, body, answer)
         return json.loads(sink.body), answer.fallback
 
@@ -156,25 +162,28 @@ class Relay:
         self, fields: Fields, route: Route, caller: Caller, headers: dict[bytes, bytes], body: bytes, answer: Answer
     ) -> None:
         """Send the request to a replica of the model that it means, and the reply to ``answer``."""
-        asked = str(fields.model)
+        record = answer.record
+        record.asked = asked = str(fields.model)
         meant = self.resolve(asked, caller)
+        record.model = meant.name
         choice = self._known().choose(asked, fields.whose or secrets.token_hex(8))
         if choice.name is not None and route.body == "json" and (changed := names.apply(body, route.path, choice.name)):
             body, fields = changed, parse(changed)
         context = meant.card.facts.max_model_len if meant.card.facts else None
         ticket = replace(ticket_of(route, fields, len(body), context), key=caller.name, priority=caller.rank)
-        request = Request(route, headers, fields, body, ticket)
-        answer.request_id = request.id
+        request = Request(route, headers, fields, body, ticket, record.tally)
+        record.id = request.id
+        answer.tells_timing = request.wants_timing
         targets = choice.targets if request.may_fall_back else choice.targets[:1]
         if not caller.limits:
             await self._try_models(targets, request, answer)
             return
-        request.charge = await self._quotas.enter(caller, meant.name, ticket.tokens)
-        answer.extra = request.charge.headers
+        charge = await self._quotas.enter(caller, meant.name, ticket.tokens, record.tally)
+        answer.extra = charge.headers
         try:
             await self._try_models(targets, request, answer)
         finally:
-            self._quotas.settle(request.charge)
+            self._quotas.settle(charge)
 
     async def _try_models(self, targets: Sequence[str], request: Request, answer: Answer) -> None:
         """One model after another, while they cannot serve and the client has nothing yet. Where none can, it gets
@@ -183,7 +192,7 @@ class Relay:
         for before, target in zip(("", *targets), targets, strict=False):
             if first is not None:
                 logger.info("%s cannot serve a request to %s: %s asked instead", before, request.asked, target)
-                self._count(FALLBACKS, before, target)
+                self._note(FALLBACKS, before, target)
                 answer.fallback = target
             try:
                 model = self._able(target, request.asked, request.route.path)
@@ -192,7 +201,7 @@ class Relay:
                 return
             except ModelyardError as error:
                 if answer.started:
-                    self._count(BROKEN_STREAMS, target)
+                    self._note(BROKEN_STREAMS, target)
                 unable = names.cannot_serve(error) or (first is not None and isinstance(error, errors.UnsupportedTask))
                 if answer.committed or not unable:
                     raise
@@ -215,8 +224,10 @@ class Relay:
         lost = 0
         while True:
             if (lease := successor) is None:
+                answer.record.waits(model.name, pool.cold)
                 acquiring = pool.acquire(since, ticket, at_most_s, request.prefix)
                 lease = await (self._with_signs(acquiring, pool, model.name, answer) if shows else acquiring)
+            answer.record.sent(lease.grant.replica)
             ticket = ticket.first()
             move = Move(pool, lease, request, answer)
             lease.on_leaving = move.start
@@ -243,8 +254,8 @@ class Relay:
                         f"The replicas of {model.name} went away {lost} times under this request.",
                         retry_after_s=model.card.start_s or 5,
                     ) from broken
-                answer.moves += 1
-                self._count(MOVES, model.name, "stream" if answer.started else "request", broken.why)
+                answer.record.moves += 1
+                self._note(MOVES, model.name, "stream" if answer.started else "request", broken.why)
                 if answer.started:
                     since, at_most_s = loop.time(), math.inf
             finally:
@@ -275,24 +286,28 @@ class Relay:
 
     async def _one_try(self, lease: Lease, request: Request, answer: Answer) -> None:
         connection = lease.connection
+        number = request.count_on(lease)
         try:
             records = b";".join(answer.records)
-            number = request.count_on(lease)
             head = await connection.request(request.head(lease, answer, len(records), number), records + request.body)
             if refused := head.get(REFUSED_HEADER):
                 request.count_no_more(lease, number)
                 kind = LeaseExpired if refused == UNKNOWN_LEASE else ConnectionBroken
                 raise kind(f"the replica refused: {refused.decode()}")
+            request.counted(lease, number, head.get(COUNTED_HEADER))
             if head.status in _ASK_ANOTHER:
                 raise ConnectionBroken(f"the replica answered {head.status}")
             if head.status >= 400:
                 raise relayed_error(head.status, await _all(connection.read, MAX_ERROR_BYTES))
             if head.get(b"content-type").startswith(b"text/event-stream"):
                 await answer.stream(head, connection.read)
+                request.counted(lease, number, answer.trailer)
             else:
                 # Committed whole: a replica that dies half-way costs a second try, not a broken answer.
                 await answer.whole(head, await _all(connection.read))
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, ConnectionBroken):
+                request.count_is_lost(lease, number)
             # Also when our own task is cancelled (the client left): the replica must see the connection go.
             if not connection.reusable:
                 connection.close()

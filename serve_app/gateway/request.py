@@ -1,5 +1,6 @@
 """One client's request, as every replica gets it that is asked for its answer."""
 
+import itertools
 import json
 import re
 import secrets
@@ -10,8 +11,8 @@ from serve_app.asgi import says_yes
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.fields import SESSION_HEADER, TIMEOUT_HEADER, Fields, longest_wait_s, prefix_of
 from serve_app.gateway.lease import Lease
-from serve_app.gateway.quotas import Charge
 from serve_app.gateway.routes import Route
+from serve_app.gateway.tally import Tally
 from serve_app.lease import (
     ADAPTER_HEADER,
     ADAPTER_PATH_HEADER,
@@ -23,6 +24,7 @@ from serve_app.lease import (
     LEASE_HEADER,
     PRIORITY_HEADER,
     RESUME_HEADER,
+    Counted,
 )
 from serve_app.prefixes import Prefix, of_adapter
 
@@ -30,8 +32,20 @@ from serve_app.prefixes import Prefix, of_adapter
 KEEP_ALIVE_HEADER = b"x-modelyard-keep-alive"
 # A client that wants the model that its name means, or an error.
 NO_FALLBACK_HEADER = b"x-modelyard-no-fallback"
+# A client's: tell me at the end of my stream where the time went.
+TELL_TIMING_HEADER = b"x-modelyard-timing"
 # All that a client may ask of us by header.
-ASKING_HEADERS = (TIMEOUT_HEADER, SESSION_HEADER, KEEP_ALIVE_HEADER, NO_FALLBACK_HEADER, EVERY_TOKEN_HEADER)
+ASKING_HEADERS = (
+    TIMEOUT_HEADER,
+    SESSION_HEADER,
+    KEEP_ALIVE_HEADER,
+    NO_FALLBACK_HEADER,
+    EVERY_TOKEN_HEADER,
+    TELL_TIMING_HEADER,
+)
+# Under these replicas count. Unique on a lease, which is all that they have to be.
+_NUMBERS = itertools.count(1)
+_COUNT = re.compile(rb"(\d{1,12}) (\d{1,12})")
 # What of the client's headers the engine may see. Never authorization or cookies.
 _FORWARDED = frozenset(
     (b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version", EVERY_TOKEN_HEADER)
@@ -39,17 +53,26 @@ _FORWARDED = frozenset(
 
 
 class Request:
-    """Read once, here; the body passes as it is."""
+    """Read once, here; the body passes as it is. ``tally``: is told what it costs."""
 
-    def __init__(self, route: Route, headers: dict[bytes, bytes], fields: Fields, body: bytes, ticket: Ticket) -> None:
+    def __init__(
+        self,
+        route: Route,
+        headers: dict[bytes, bytes],
+        fields: Fields,
+        body: bytes,
+        ticket: Ticket,
+        tally: Tally,
+    ) -> None:
         self.route = route
         self.asked = str(fields.model)
         self.body = body
         self.ticket = ticket
-        self.charge: Charge | None = None
+        self.tally = tally
         self.longest_wait_s = longest_wait_s(headers)
         self.streams = route.streams and fields.stream is True
         self.keep_alive = says_yes(headers, KEEP_ALIVE_HEADER)
+        self.wants_timing = says_yes(headers, TELL_TIMING_HEADER)
         self.may_fall_back = not says_yes(headers, NO_FALLBACK_HEADER)
         # Also the answer's id in vLLM: one that is continued elsewhere keeps it.
         self.id = clean_request_id(headers.get(b"x-request-id", b"")) or secrets.token_hex(16).encode()
@@ -77,17 +100,26 @@ class Request:
         return self._prefix
 
     def count_on(self, lease: Lease) -> str:
-        """Under which number the replica is to count the request's tokens; empty: it need not."""
-        if self.charge is None:
-            return ""
-        number = secrets.token_hex(8)
-        self.charge.ask(number)
-        lease.counting[number] = self.charge.count
+        """Under which number the replica is to count the request's tokens."""
+        number = str(next(_NUMBERS))
+        self.tally.ask(number)
+        lease.counting[number] = self.tally.count
         return number
 
     def count_no_more(self, lease: Lease, number: str) -> None:
-        if self.charge is not None and lease.counting.pop(number, None) is not None:
-            self.charge.ask("")
+        if lease.counting.pop(number, None) is not None:
+            self.tally.ask("")
+
+    def count_is_lost(self, lease: Lease, number: str) -> None:
+        """Nobody waits for it any more, so the lease can go at once."""
+        if lease.counting.pop(number, None) is not None:
+            self.tally.give_up(number)
+
+    def counted(self, lease: Lease, number: str, words: bytes) -> None:
+        """The answer itself says what it cost (``COUNT_HEADER``); empty: it does not, so the lease will."""
+        # A model's own code may write anything in its answers; what is no count is none.
+        if (said := _COUNT.fullmatch(words)) and (tell := lease.counting.pop(number, None)) is not None:
+            tell(Counted(number, int(said[1]), int(said[2])))
 
     def head(self, lease: Lease, answer: Answer, records: int, number: str) -> bytes:
         """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes.
@@ -97,13 +129,12 @@ class Request:
             f"POST {self.route.path} HTTP/1.1\r\nhost: {grant.host}:{grant.port}".encode("latin-1"),
             f"content-length: {records + len(self.body)}".encode(),
             LEASE_HEADER + b": " + grant.token.encode(),
+            COUNT_HEADER + b": " + number.encode(),
             *self._lines,
         ]
         if self._adapter:
             name, path = self._adapter
             lines += [ADAPTER_HEADER + b": " + name.encode(), ADAPTER_PATH_HEADER + b": " + path.encode()]
-        if number:
-            lines.append(COUNT_HEADER + b": " + number.encode())
         if answer.started:
             lines.append(RESUME_HEADER + f": {records}".encode())
             lines.append(GENERATION_HEADER + b": " + answer.generation)

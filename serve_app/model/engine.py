@@ -60,6 +60,7 @@ ENGINE_ARGS = ("vllm.engine.arg_utils:AsyncEngineArgs",)
 USAGE_CONTEXT = ("vllm.usage.usage_lib:UsageContext",)
 ASYNC_LLM = ("vllm.v1.engine.async_llm:AsyncLLM",)
 STAT_LOGGER_BASE = ("vllm.v1.metrics.loggers:StatLoggerBase",)
+RAY_STAT_LOGGER = ("vllm.v1.metrics.ray_wrappers:RayPrometheusStatLogger",)
 LORA_REQUEST = ("vllm.lora.request:LoRARequest",)
 FINISH_REASON = ("vllm.v1.engine:FinishReason",)
 GET_MAX_TOKENS = ("vllm.entrypoints.serve.utils.api_utils:get_max_tokens",)
@@ -178,7 +179,9 @@ class VllmEngine:
         shared = self._args.resources.shares_a_gpu
         turn = gpu_turn(os.environ.get("CUDA_VISIBLE_DEVICES", "")) if shared else contextlib.nullcontext()
         async with turn:
-            self._llm = start_engine(engine_args, stat_loggers=[_stat_logger(self._note_step)])
+            # vLLM's own metrics go to Ray's, in the place of a `/metrics` that nobody reaches here.
+            loggers = [_stat_logger(self._note_step), _first(RAY_STAT_LOGGER)]
+            self._llm = start_engine(engine_args, stat_loggers=loggers)
         # A set in another order in each process.
         tasks = tuple(sorted(await self._llm.get_supported_tasks()))
         self._app = await self._build_app(engine_args, tasks)

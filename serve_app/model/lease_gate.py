@@ -75,7 +75,7 @@ class LeaseGate:
         lease.busy = True
         freed = False
         number = given.get(COUNT_HEADER)
-        counting = Counting() if number else None
+        counting = Counting(number.decode("latin-1")) if number else None
         COUNTING.set(counting)
         _understand(given)
 
@@ -86,17 +86,26 @@ class LeaseGate:
                 freed = True
                 lease.busy = False
                 lease.used += 1
-                if counting is not None and number is not None:
-                    lease.counted.put_nowait(counting.total(number.decode("latin-1")))
+                if counting is not None and not counting.told:
+                    lease.counted.put_nowait(counting.total())
+
+        async def heard() -> Message:
+            message = await receive()
+            if counting is not None and message["type"] == "http.disconnect":
+                counting.unheard = True
+            return message
 
         async def freeing(message: Message) -> None:
-            # Before the end goes out: the gateway may send the next request the moment it has read it.
-            if message["type"] == "http.response.body" and not message.get("more_body"):
+            last = message["type"] == "http.response.body" and not message.get("more_body")
+            messages = (message,) if counting is None else counting.add_to(message, last=last)
+            if last:
+                # Before the end goes out: the gateway may send the next request the moment it has read it.
                 free()
-            await send(message)
+            for each in messages:
+                await send(each)
 
         try:
-            await self._app(scope, receive, freeing)
+            await self._app(scope, heard, freeing)
         finally:
             free()
 

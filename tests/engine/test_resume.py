@@ -12,7 +12,7 @@ import yaml
 
 from serve_app import keys
 from serve_app.config import GatewaySettings, ModelArgs, RequestLimits
-from serve_app.gateway.quotas import Charge
+from serve_app.gateway.tally import Tally
 from serve_app.lease import EVERY_TOKEN_HEADER
 from serve_app.model import chunks
 from tests.engine import exact_resume
@@ -222,33 +222,41 @@ async def limited(y: Yard, folder: Path, **more: Any) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
+async def complete(tally: Tally) -> bool:
+    """Whether its tokens were counted."""
+    done = asyncio.Event()
+    tally.then(done.set)
+    await done.wait()
+    return tally.used is not None
+
+
 async def test_what_a_request_cost_is_counted(engine: Any, tmp_path: Path) -> None:
     """The replica's count is what vLLM says in its usage: for a whole answer, a stream, two answers to one prompt and
     a stream that moved; and for an aborted one what was generated until then."""
     async with yard(two(engine)) as y:
         y.client.timeout = httpx.Timeout(SLOW_S)
         headers = await limited(y, tmp_path, tokens_per_minute=1_000_000)
-        charges: list[Charge] = []
+        tallies: list[Tally] = []
         settle = y.relay._quotas.settle
-        y.relay._quotas.settle = lambda charge: charges.append(charge) or settle(charge)  # type: ignore[func-returns-value]
+        y.relay._quotas.settle = lambda charge: tallies.append(charge.tally) or settle(charge)  # type: ignore[func-returns-value]
         y.client.headers.update(headers)
         for more in ({}, {"n": 2}):
             answer = await y.client.post(CHAT, json=STORY | {"max_tokens": 12} | more)
-            assert await charges[-1].complete()
-            assert charges[-1].used == answer.json()["usage"]["total_tokens"]
+            assert await complete(tallies[-1])
+            assert tallies[-1].used == answer.json()["usage"]["total_tokens"]
         for points in ((), (5,)):
             events = await stream(y, CHAT, STORY, points)
-            assert await charges[-1].complete()
-            assert charges[-1].used == events[-1]["usage"]["total_tokens"]
+            assert await complete(tallies[-1])
+            assert tallies[-1].used == events[-1]["usage"]["total_tokens"]
         asking = asyncio.create_task(y.client.post(CHAT, json=STORY | {"max_tokens": 600, "ignore_eos": True}))
         while not engine.stats().running:
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)
         asking.cancel()
         await y.quiet()
-        assert await charges[-1].complete()
-        assert charges[-1].used is not None
-        assert 30 < charges[-1].used < 500
+        assert await complete(tallies[-1])
+        assert tallies[-1].used is not None
+        assert 30 < tallies[-1].used < 500
 
 
 async def test_a_high_priority_goes_first_inside_the_engine(engine: Any, tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ import yaml
 from serve_app import keys
 from serve_app.catalog import State
 from serve_app.config import FakeScript, GatewaySettings, Name, RequestLimits
+from serve_app.gateway.relay import GENERATE
+from serve_app.gateway.routes import BY_PATH
+from serve_app.signals import ALL, OTHER
 from tests.fuzz import documented, judge
 from tests.fuzz.case import Case, Reply
 from tests.fuzz.client import ask
@@ -138,6 +141,7 @@ async def run(requests: int, seed: int, folder: Path, progress: bool = False) ->
 async def _round(y: Yard, cases: Iterable[Case], requests: int, outcome: Outcome, which: str, progress: bool) -> None:
     y.server._server.config.timeout_keep_alive = 1  # so long uvicorn keeps what a client left that reset its connection
     await _ask_all(y, itertools.islice(Mutations(Random(0)), WARM_UP), Outcome())
+    _make_series(y)
     await y.quiet()
     before = _open_things()
     gc.collect()
@@ -154,6 +158,14 @@ async def _round(y: Yard, cases: Iterable[Case], requests: int, outcome: Outcome
     await _settled(before, outcome, "after the requests")
     outcome.grown[which] = max(0.0, await _growth() - CACHES) / requests
     tracemalloc.stop()
+
+
+def _make_series(y: Yard) -> None:
+    """Of the histograms: kilobytes for each model and route, once, however many requests come."""
+    for metric in (metric for metric in ALL if metric.kind == "histogram"):
+        for name in (*y.models, OTHER):
+            for path in (*BY_PATH, GENERATE):
+                y.relay._note(metric, name, path)
 
 
 async def _growth() -> float:
