@@ -19,11 +19,13 @@ from loadtest.clusters import free_ports
 from loadtest.load import lengths, outputs, scenario
 from loadtest.load.workload import Due, schedules
 from serve_app.config import FakeScript
+from serve_app.status import KEY_VARIABLE
 from tests.inprocess import HOST, Yard, model, yard
 from tests.test_load import write_traces
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
+KEY = "my-" + "k" * 43
 FIRST_S, INTERVAL_S = 0.05, 0.002
 # However busy the machine is, every answer is there; and every answer is good that is whole.
 PATIENT = {"drain_s": 120, "timeout_s": 120}
@@ -51,7 +53,7 @@ def due(file: Path) -> dict[str, list[Due]]:
 
 async def start(*arguments: str, folder: Path) -> Process:
     # Locust reads options from there, too.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("LOCUST_")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("LOCUST_")} | {KEY_VARIABLE: KEY}
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", *arguments, "--out", str(folder), cwd=ROOT, env=env, stdout=PIPE, stderr=STDOUT
     )
@@ -98,7 +100,11 @@ async def test_a_run_reports_what_the_engine_was_told_to_do(tmp_path: Path) -> N
     assert "mine: 0 of 2 s" in printed  # progress comes first
     # Locust's own table has them, too.
     assert all(kind in printed for kind in ("TTFT", "ITL", "tokens/s", "goodput", "answer"))
-    assert len(list((tmp_path / "out").glob("*.png"))) == len(list((tmp_path / "out").glob("*.html"))) == 1
+    written = list((tmp_path / "out").iterdir())
+    assert sorted(file.suffix for file in written) == [".html", ".json", ".png"]
+    # A key is in nothing that is kept or shown.
+    assert KEY not in printed
+    assert not any(KEY.encode() in file.read_bytes() for file in written)
 
 
 async def test_failures_are_told_by_kind_and_miss_the_target(tmp_path: Path) -> None:
