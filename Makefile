@@ -4,6 +4,8 @@ CONFIG := deployments/local.yaml
 TARGET := cpu
 PYTHON ?= python3
 SEED := 1
+SCENARIO := local
+URL := http://127.0.0.1:8000
 REQUESTS := 20000
 
 # One environment per target, so that switching back and forth installs nothing twice.
@@ -17,13 +19,16 @@ CPU_TORCH := $(shell grep --no-messages '^torch==.*+cpu$$' $(LOCK))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: serve stop test lint check chaos fuzz lock clean help
+.PHONY: serve stop loadtest test lint check chaos fuzz lock clean help
 
 serve: $(VENV)/.installed ## Install if needed, deploy CONFIG on a local Ray, follow it; Ctrl-C stops everything
 	@$(BIN)/modelyard serve $(CONFIG)
 
 stop: $(VENV)/.installed ## Stop what `make serve` started, from another terminal
 	@$(BIN)/modelyard stop
+
+loadtest: $(VENV)/.installed-dev ## Two minutes of load on what `make serve` runs, with progress and a report
+	@$(BIN)/python -m loadtest.load run $(SCENARIO) --url $(URL)
 
 test: $(VENV)/.installed-dev ## Run every test, those with Ray Serve and with the real engine too
 	@$(BIN)/python -m pytest --durations=20
@@ -50,9 +55,10 @@ clean: ## Remove the environments and caches of this folder (not the models unde
 	find serve_app tests loadtest -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s  %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s  %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@printf '\n  Variables: CONFIG=%s  TARGET=%s (cpu or gpu)  PYTHON=%s  SEED=%s (of chaos and fuzz)  REQUESTS=%s (of fuzz)\n' \
 	  '$(CONFIG)' '$(TARGET)' '$(PYTHON)' '$(SEED)' '$(REQUESTS)'
+	@printf '             SCENARIO=%s  URL=%s (of loadtest)\n' '$(SCENARIO)' '$(URL)'
 	@printf '  On GPUs:   make serve CONFIG=deployments/gpu.yaml TARGET=gpu\n'
 
 # Stamps: each environment is installed once per change of its lock, from scratch, so that it holds the lock and no more.

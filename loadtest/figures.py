@@ -102,6 +102,11 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(statistics.median(found), min(found), max(found))
 
 
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The least of the values, lowest first, that ``share`` of them do not exceed."""
+    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+
+
 def of_system(rounds: Iterable[Round], system: System, figure: Callable[[Round], float]) -> Spread:
     return spread(figure(r) for r in rounds if r.system == system.key)
 

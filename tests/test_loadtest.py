@@ -109,8 +109,8 @@ def test_a_users_figures_are_of_the_loads_time() -> None:
 @pytest.mark.parametrize(("share", "value"), [(0.01, 1), (0.5, 50), (0.99, 99), (1.0, 100)])
 def test_a_percentile_is_one_of_the_values(share: float, value: int) -> None:
     """The nearest rank, so that of few values it is one that was seen."""
-    assert report.percentile(range(1, 101), share) == value
-    assert report.percentile([7], share) == 7
+    assert figures.percentile(range(1, 101), share) == value
+    assert figures.percentile([7], share) == 7
 
 
 def test_the_fairness_table_is_made_of_ratios_within_a_round() -> None:

@@ -22,10 +22,11 @@ from typer.testing import CliRunner
 
 from loadtest.about import ROOT
 from loadtest.clusters import ClusterFault
+from loadtest.events import Events
 from loadtest.overhead import client, report, serve_llm
 from loadtest.overhead.__main__ import Arrivals, Asked, app, measure, order, shares
 from loadtest.overhead.bare import flags
-from loadtest.overhead.client import Answer, Events, Level, Load, Taken
+from loadtest.overhead.client import Answer, Level, Load, Taken
 from loadtest.overhead.report import Sample
 from loadtest.overhead.routers import ROUTERS, Place, commands, program
 from loadtest.overhead.targets import (

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from loadtest.fairness.load import Answer
+from loadtest.figures import percentile
 
 Order = Literal["alone", "arrival", "fair"]
 ORDERS: tuple[Order, ...] = ("alone", "arrival", "fair")
@@ -63,11 +64,6 @@ def figures(of: Round, user: str) -> Figures:
         statistics.median(waits),
         percentile(waits, 0.99),
     )
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The least of the values, lowest first, that ``share`` of them do not exceed."""
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 
 
 def rows(rounds: Sequence[Round], scenario: str) -> list[list[str]]:

@@ -6,7 +6,6 @@ Written on the transport, so that an event costs it a few microseconds: when byt
 
 import asyncio
 import json
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +17,10 @@ from typing import NamedTuple, cast
 import httptools
 import uvloop
 
+from loadtest.events import Events
+
 HOST = "127.0.0.1"
 PATH = "/v1/completions"
-DONE = b"data: [DONE]"
 # Ids of prompts: random, so that no prompt is in a cache. Every vocabulary has these; the lowest are often special.
 IDS = range(100, 10_000)
 # Each is one token in usual vocabularies.
@@ -35,9 +35,6 @@ LATE_S = 0.01
 MOST_OPEN = 500
 # Gaps are counted in classes of so many seconds.
 GAP_S = 1e-4
-
-_USAGE = re.compile(rb'"usage":\s*\{')
-_ERROR = re.compile(rb'data:\s*\{\s*"error"')
 
 
 class StreamFault(Exception):
@@ -104,32 +101,6 @@ class Taken:
     late: int = 0
 
 
-class Events:
-    """The events of one answer as its bytes come, cut anywhere. ``times``: of those that carry tokens. ``tokens``: None
-    until the answer says it. ``fault``: an error event, empty without one."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.tokens: int | None = None
-        self.done = False
-        self.fault = ""
-        self._rest = b""
-
-    def feed(self, data: bytes, now: float) -> None:
-        *whole, self._rest = (self._rest + data).split(b"\n\n")
-        for event in whole:
-            if not event.startswith(b"data:"):
-                continue  # a comment
-            if event == DONE:
-                self.done = True
-            elif _ERROR.match(event):
-                self.fault = event[:300].decode(errors="replace")
-            elif _USAGE.search(event):
-                self.tokens = int(json.loads(event.removeprefix(b"data:"))["usage"]["completion_tokens"])
-            elif b'"text":' in event:
-                self.times.append(now)
-
-
 class Stream(asyncio.Protocol):
     """A connection: one request at a time. ``OSError`` where it cannot be opened, ``StreamFault`` from ``ask``."""
 
@@ -161,7 +132,7 @@ class Stream(asyncio.Protocol):
         if status != 200:
             raise StreamFault(f"status {status}: {self._refusal[:300].decode(errors='replace')}")
         if events.fault:
-            raise StreamFault(events.fault)
+            raise StreamFault(events.fault[:300])
         if not events.done or events.tokens != tokens or not events.times:
             raise StreamFault(f"{events.tokens} of {tokens} tokens in {len(events.times)} events")
         return events

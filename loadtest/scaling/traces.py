@@ -7,7 +7,7 @@ They are found in the folder that ``MODELYARD_TRACES`` names.
 
 import csv
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -26,12 +26,19 @@ def synthetic(rate: Callable[[float], float], seconds: float, seed: int) -> list
     """Arrivals at random with ``rate(second)`` requests per second."""
     random = Random(seed)
     highest = max(rate(s) for s in range(math.ceil(seconds)))
-    at, requests = 0.0, []
+    requests = []
+    for at in arrivals(rate, highest, seconds, random):
+        prompt = _length(random, PROMPT, PROMPT_SIGMA, PROMPT_MOST)
+        requests.append(Request(at, prompt, _length(random, OUTPUT, OUTPUT_SIGMA, OUTPUT_MOST)))
+    return requests
+
+
+def arrivals(rate: Callable[[float], float], highest: float, seconds: float, random: Random) -> Iterator[float]:
+    """Seconds at which requests come: at random, ``rate(second)`` per second, which is never more than ``highest``."""
+    at = 0.0
     while (at := at + random.expovariate(highest)) < seconds:
         if random.random() * highest < rate(at):
-            prompt = _length(random, PROMPT, PROMPT_SIGMA, PROMPT_MOST)
-            requests.append(Request(at, prompt, _length(random, OUTPUT, OUTPUT_SIGMA, OUTPUT_MOST)))
-    return requests
+            yield at
 
 
 def _length(random: Random, median: float, sigma: float, most: int) -> int:
@@ -54,14 +61,17 @@ def bursts(low: float, high: float, seconds: float, seed: int) -> Callable[[floa
 def ramp(low: float, high: float, seconds: float) -> Callable[[float], float]:
     """Up for half of the time, the rest in equal parts level and down."""
     points = [(0.0, low), (0.5 * seconds, high), (0.75 * seconds, high), (seconds, low)]
+    return lambda at: between(points, at)
 
-    def rate(at: float) -> float:
-        for (begin, from_), (end, to) in pairwise(points):
-            if at <= end:
-                return from_ + (to - from_) * (at - begin) / (end - begin)
-        return low
 
-    return rate
+def between(points: Sequence[tuple[float, float]], at: float) -> float:
+    """The value at ``at`` of the lines between ``points``, which rise in their first; beyond them the nearest one's."""
+    if at <= points[0][0]:
+        return points[0][1]
+    for (begin, from_), (end, to) in pairwise(points):
+        if at <= end:
+            return from_ + (to - from_) * (at - begin) / (end - begin)
+    return points[-1][1]
 
 
 def diurnal(low: float, high: float, day_s: float) -> Callable[[float], float]:
