@@ -1,9 +1,14 @@
 """directory: Serve's words in ours."""
 
+from contextvars import ContextVar
+from typing import Any
+
 import pytest
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
-from serve_app.gateway.directory import in_short, snapshot_of
+from serve_app.config import GatewaySettings
+from serve_app.gateway.directory import Directory, in_short, snapshot_of
+from serve_app.quota import Amount, Limits
 
 BUILD_FAILED = """Deploying app 'chat' failed with exception:
 Traceback (most recent call last):
@@ -67,3 +72,35 @@ def test_an_update_is_told_from_a_settled_model() -> None:
         snapshot = snapshot_of("m", overview(status, Model=model, Card=card))
         assert snapshot is not None
         assert (snapshot.running, snapshot.updating, snapshot.message) == (1, updating, model.message)
+
+
+class _Called(Exception):
+    pass
+
+
+async def test_calls_belong_to_no_request() -> None:
+    """Nothing of the context of the client's request that is under way reaches a handle, whose calls outlive it."""
+    request: ContextVar[str] = ContextVar("request", default="")
+    seen = []
+
+    class Handle:
+        def __getattr__(self, _name: str) -> "Handle":
+            return self
+
+        def remote(self, *_args: Any) -> None:
+            seen.append(request.get())
+            raise _Called
+
+    directory = Directory(GatewaySettings)
+    directory._models["m"] = directory._cards["m"] = Handle()
+    request.set("a client's")
+    pool = directory._new_pool("m")
+    for call in (
+        lambda: pool._lease_stream(""),
+        lambda: pool._held._tell(1),
+        lambda: pool._affinity._tell((), 0),
+        lambda: directory.draw("m", "key", Limits(), Amount(), Amount()),
+    ):
+        with pytest.raises(_Called):
+            await call()
+    assert seen == [""] * 4

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterable
+from contextvars import Context
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,15 @@ CARD_TIMEOUT_S = 2.0
 SETTLED_ROUNDS = 3
 # The line of a traceback that names the exception.
 _RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ", re.MULTILINE)
+
+
+def apart(call: Callable[..., Any], *args: Any) -> Any:
+    """``call`` a handle, outside of the client's request that is under way.
+
+    Serve gives its id to every call that is made within it. Of several calls with one id that wait for a replica Serve
+    serves one and loses sight of the others, and it cancels those that wait once the client has left.
+    """
+    return Context().run(call, *args)
 
 
 class Directory:
@@ -76,7 +86,7 @@ class Directory:
 
     async def draw(self, name: str, key: str, limits: Limits, need: Amount, more: Amount) -> Drawn:
         """From the ledger in the card of the model ``name``."""
-        drawn: Drawn = await self._cards[name].draw.remote(key, limits, need, more)
+        drawn: Drawn = await apart(self._cards[name].draw.remote, key, limits, need, more)
         return drawn
 
     def report(self) -> dict[str, dict[str, int]]:
@@ -90,15 +100,15 @@ class Directory:
             return self.catalog.models.get(name) or Model(name, State.STARTING)
 
         async def tell_held(requests: int) -> None:
-            await card.held.remote(GATEWAY, requests, now().state is State.ASLEEP)
+            await apart(card.held.remote, GATEWAY, requests, now().state is State.ASLEEP)
 
         async def pass_on(news: tuple[News, ...], upto: int) -> Passed:
-            passed: Passed = await card.pass_on.remote(GATEWAY, news, upto)
+            passed: Passed = await apart(card.pass_on.remote, GATEWAY, news, upto)
             return passed
 
         return LeasePool(
             name,
-            lambda preferred: handle.lease.remote(preferred),
+            lambda preferred: apart(handle.lease.remote, preferred),
             affinity=Affinity(lambda: now().card.routing, pass_on),
             limits=lambda: now().card.limits,
             replicas=lambda: now().replicas,

@@ -12,6 +12,7 @@ import pytest
 
 from serve_app import local_cluster
 from serve_app.config import CARD_DEPLOYMENT
+from serve_app.gateway.leases import OPEN_TIMEOUT_S
 from tests.serve.cluster import GATEWAY, Cluster, both_proxies, eventually, fake_app
 from tests.sse import events
 
@@ -209,6 +210,29 @@ def test_a_full_model_is_queued_in_the_gateway(yard_cluster: Cluster) -> None:
 
     assert asyncio.run(ask()) == [(200, False), (200, False), (429, True)]
     yard_cluster.wait_quiet("narrow")
+
+
+def test_who_waits_for_a_wake_is_served_together(yard_cluster: Cluster) -> None:
+    """Eight streams that woke a model with room for all: no call for a lease is lost. A lost one would be made anew
+    only after ``OPEN_TIMEOUT_S``."""
+    yard_cluster.deploy(fake_app("dawn", bounds=(0, 1), engine={"max_num_seqs": 8}))
+
+    async def ask(client: httpx.AsyncClient, begun: asyncio.Barrier) -> float:
+        async with client.stream("POST", CHAT, json=chat("dawn", stream=True, fake={"hang": 1})) as answer:
+            assert answer.status_code == 200
+            await anext(answer.aiter_lines())
+            at = time.monotonic()
+            await begun.wait()  # nobody's lease is handed on before all have one
+            return at
+
+    async def wake() -> list[float]:
+        begun = asyncio.Barrier(8)
+        async with httpx.AsyncClient(base_url=yard_cluster.url, timeout=60, trust_env=False) as client:
+            return await asyncio.gather(*(ask(client, begun) for _ in range(8)))
+
+    first, *_, last = sorted(asyncio.run(wake()))
+    assert last - first < OPEN_TIMEOUT_S
+    yard_cluster.wait_quiet("dawn")
 
 
 def test_from_zero_and_back(yard_cluster: Cluster) -> None:
