@@ -17,7 +17,7 @@ MAX_DAYS = 366
 @dataclass(frozen=True, slots=True)
 class Use:
     """Of requests that are over. ``errors``: those that ended in one, which a client that left is not. ``uncounted``:
-    those that reached an engine and whose tokens nobody could count; they are in no sum of tokens."""
+    those that reached an engine that could not tell what they cost: their tokens are missing in the sums."""
 
     requests: int = 0
     errors: int = 0

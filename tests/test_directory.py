@@ -3,7 +3,7 @@
 import pytest
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
-from serve_app.gateway.directory import in_short, snapshot_of
+from serve_app.gateway.directory import gateways_of, in_short, snapshot_of
 
 BUILD_FAILED = """Deploying app 'chat' failed with exception:
 Traceback (most recent call last):
@@ -67,3 +67,10 @@ def test_an_update_is_told_from_a_settled_model() -> None:
         snapshot = snapshot_of("m", overview(status, Model=model, Card=card))
         assert snapshot is not None
         assert (snapshot.running, snapshot.updating, snapshot.message) == (1, updating, model.message)
+
+
+def test_how_many_gateways_run() -> None:
+    """Those of the gateway's deployment alone; 0 while Serve does not list it."""
+    chat = overview("RUNNING", Model=deployment("HEALTHY", 3), Card=deployment("HEALTHY", 1))
+    assert gateways_of([chat, overview("RUNNING", Gateway=deployment("HEALTHY", 2))]) == 2
+    assert gateways_of([chat, overview("DEPLOYING")]) == 0

@@ -107,7 +107,7 @@ async def test_ids_count_for_the_model_that_served(counted: Yard) -> None:
 
 
 async def test_what_nobody_could_count_is_told(folder: Path) -> None:
-    """A replica that dies takes its count along: the request is in `uncounted`, and in no sum of tokens."""
+    """A replica that dies takes its count along: the request is in `uncounted`, and its tokens are in no sum."""
     async with yard(model("chat", script=FakeScript(first_token_s=60))) as y:
         y.relay.settings = GatewaySettings(usage_dir=str(folder))
         (replica,) = y.models["chat"].replicas

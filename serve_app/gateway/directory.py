@@ -13,7 +13,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, ServeStatus
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from serve_app import catalog, errors
 from serve_app.catalog import AppSnapshot, Catalog, Model, State
@@ -121,8 +121,7 @@ class Directory:
         # A blocking call into Ray: never on the event loop that relays bytes.
         status = await asyncio.to_thread(serve.status)
         apps = {name: snapshot for name, app in status.applications.items() if (snapshot := snapshot_of(name, app))}
-        # While Serve builds the gateway's application anew it does not say.
-        self.gateways = _gateways(status) or self.gateways
+        self.gateways = gateways_of(status.applications.values()) or self.gateways
         await asyncio.to_thread(self._look_up, apps)
         # What failed is shown even where Serve has nothing to look up; nothing else can be asked or routed to yet.
         apps = {name: app for name, app in apps.items() if app.failed or name in self._models}
@@ -172,9 +171,10 @@ class Directory:
         return replace(card, facts=last.facts, start_s=card.start_s or last.start_s, wake_s=card.wake_s or last.wake_s)
 
 
-def _gateways(status: ServeStatus) -> int:
-    deployments = (app.deployments.get(GATEWAY_DEPLOYMENT) for app in status.applications.values())
-    return sum(gateway.replica_states.get("RUNNING", 0) for gateway in deployments if gateway)
+def gateways_of(applications: Iterable[ApplicationStatusOverview]) -> int:
+    """How many replicas of the gateway run; 0: Serve does not say, as while it builds the application anew."""
+    gateways = (app.deployments.get(GATEWAY_DEPLOYMENT) for app in applications)
+    return sum(gateway.replica_states.get("RUNNING", 0) for gateway in gateways if gateway)
 
 
 def snapshot_of(name: str, app: ApplicationStatusOverview) -> AppSnapshot | None:

@@ -28,6 +28,8 @@ WRITE_EVERY_S = 1.0
 # A gateway without requests shows so often that it writes here; whose file of today is older than that by far does not.
 SHOW_EVERY_S = 5.0
 FRESH_S = 20.0
+# A network file system that hangs must not keep a gateway from ending.
+LAST_WRITE_S = 5.0
 T = TypeVar("T")
 _FILE = re.compile(r"(\d{4}-\d\d-\d\d)\.([0-9a-f]+)\.jsonl")
 
@@ -63,12 +65,13 @@ class UsageBook:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Write what is left."""
+        """Write what is left, ``LAST_WRITE_S`` at most."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        await self.write()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.write(), LAST_WRITE_S)
         self._thread.shutdown(wait=False)
 
     async def write(self) -> None:
