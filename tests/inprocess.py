@@ -340,7 +340,7 @@ async def yard(*models: FakeModel) -> AsyncIterator[Yard]:
     directory = FakeDirectory(list(models))
     noted = Noted()
     exposition = Exposition("one", lambda: directory.catalog)
-    usage: UsageBook = UsageBook("1", lambda: relay.settings.usage_dir)
+    usage: UsageBook = UsageBook(lambda: relay.settings.usage_dir)
     relay = Relay(directory, both(noted, exposition.note), usage.add)  # type: ignore[arg-type]
     app = GatewayApp(directory, relay, exposition, usage)  # type: ignore[arg-type]
     gateway = HttpServer(app, HOST)

@@ -21,7 +21,6 @@ from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
 from serve_app.gateway.answer import FALLBACK_HEADER, MOVES_HEADER
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.exposition import Exposition
-from serve_app.gateway.held import GATEWAY
 from serve_app.gateway.key_file import KeyFile
 from serve_app.gateway.meters import both, in_ray
 from serve_app.gateway.quotas import RATE_LIMIT_HEADERS
@@ -61,7 +60,7 @@ class Gateway:
         self._directory = Directory(lambda: self._relay.settings)
         replica = serve.get_replica_context().replica_id.unique_id
         self._exposition = Exposition(replica, lambda: self._directory.catalog)
-        self._usage = UsageBook(GATEWAY, lambda: self._relay.settings.usage_dir)
+        self._usage = UsageBook(lambda: self._relay.settings.usage_dir)
         note = both(in_ray(OF_GATEWAYS), self._exposition.note)
         self._relay = Relay(self._directory, note, self._usage.add)
         serve_log.leave_out_serves_lines()

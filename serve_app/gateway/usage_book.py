@@ -13,6 +13,7 @@ import math
 import os
 import re
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,11 +36,12 @@ _FILE = re.compile(r"(\d{4}-\d\d-\d\d)\.([0-9a-f]+)\.jsonl")
 
 
 class UsageBook:
-    """``gateway``: this process among all that ever ran, in hexadecimal digits. ``folder()``: where the files are now;
-    None: no usage is kept. ``clock()``: Unix time in seconds."""
+    """``folder()``: where the files are now; None: no usage is kept. ``clock()``: Unix time in seconds."""
 
-    def __init__(self, gateway: str, folder: Callable[[], str | None], clock: Callable[[], float] = time.time) -> None:
-        self._gateway = gateway
+    def __init__(self, folder: Callable[[], str | None], clock: Callable[[], float] = time.time) -> None:
+        # Whose files they are: no other book, before or beside it, has this name. Made here: Serve sends gateways their
+        # class together with the constants that it names, so one of those would be the same in all of them.
+        self._gateway = uuid.uuid4().hex
         self._folder = folder
         self._clock = clock
         self._days: dict[str, Day] = {}  # today, and what could not be written yet

@@ -43,9 +43,13 @@ def test_sums_outlive_gateways(yard_cluster: Cluster, tmp_path: Path) -> None:
 
     def use(gateways: int) -> None:
         """Ask until so many gateways, of now and before, have counted something."""
-        while have_counted() < gateways:
+
+        def have() -> bool:
             ask()
             ask(stream=True)
+            return have_counted() >= gateways
+
+        eventually(f"{gateways} gateways have counted", have)
         eventually("all is told", all_is_told)
 
     def others_run(than: set[int]) -> bool:
