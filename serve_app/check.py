@@ -5,6 +5,7 @@ key is compared with the models that will read it; a key that is right elsewhere
 """
 
 import copy
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -214,6 +215,9 @@ class _Checker:
         for where, given in settings.items():
             if isinstance(names := given.get("names"), dict):
                 self.names |= {f"{where}.names.{name}": means for name, means in names.items()}
+            usage = given.get("usage_dir")
+            if isinstance(usage, str) and usage.startswith("/") and not os.access(usage, os.W_OK | os.X_OK):
+                self.notes.append(f"{where}.usage_dir: {usage} is no folder of this machine that you may write to")
 
     def meant(self, where: str, means: Any) -> None:
         """What the name at ``where`` means, beside the file's models: there may be others."""

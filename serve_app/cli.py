@@ -18,6 +18,9 @@ console = Console(highlight=False)
 
 File = Annotated[Path, typer.Argument(help="A deployment file, for example deployments/local.yaml.")]
 
+Url = Annotated[str, typer.Option(help="The endpoint's address.")]
+OwnJson = Annotated[bool, typer.Option("--json", help="Print the endpoint's own JSON.")]
+
 
 def main() -> None:
     """Entry point of the ``modelyard`` command."""
@@ -141,23 +144,47 @@ def key(name: Annotated[str, typer.Argument(help="What logs, metrics and quotas 
 
 @app.command()
 def status(
-    url: Annotated[str, typer.Option(help="The endpoint's address.")] = "http://127.0.0.1:8000",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the endpoint's own JSON.")] = False,
+    url: Url = "http://127.0.0.1:8000",
+    as_json: OwnJson = False,
 ) -> None:
     """Print every model of a running endpoint: its state and why, replicas, usual start and ids.
 
     Where the endpoint asks for a key, put yours into MODELYARD_API_KEY.
     """
-    from serve_app import status
+    from serve_app import endpoint, status
 
     try:
         answer = status.read(url)
-    except status.StatusError as error:
+    except endpoint.EndpointError as error:
         _fail(str(error))
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
     else:
         status.show(answer, console)
+
+
+@app.command()
+def usage(
+    since: Annotated[str | None, typer.Option(help="First day (UTC): 2026-11-01. Default: the month's first.")] = None,
+    until: Annotated[str | None, typer.Option(help="Last day, included. Default: today.")] = None,
+    key: Annotated[str | None, typer.Option(help="Of this key alone, by its name.")] = None,
+    url: Url = "http://127.0.0.1:8000",
+    as_json: OwnJson = False,
+) -> None:
+    """Print what each key used of each model: your own key's, or everybody's where yours may read metrics.
+
+    Where the endpoint asks for a key, put yours into MODELYARD_API_KEY.
+    """
+    from serve_app import endpoint, usage_table
+
+    try:
+        answer = usage_table.read(url, since, until, key)
+    except endpoint.EndpointError as error:
+        _fail(str(error))
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+    else:
+        usage_table.show(answer, console)
 
 
 def _check(file: Path, *, notes_to_stderr: bool = False) -> None:

@@ -418,6 +418,11 @@ class GatewaySettings(Spec):
         description="Who may use this endpoint: an absolute path, there on every node that runs a gateway. Read again "
         "when it changes. Without it: the keys in the gateway's variable MODELYARD_KEYS; without both, everybody.",
     )
+    usage_dir: AbsolutePath | None = Field(
+        default=None,
+        description="Where gateways keep what each key used of each model: the absolute path of a folder that exists "
+        "and is the same one for all of them. Without it no usage is kept.",
+    )
     cors_origins: tuple[str, ...] = Field(
         default=(),
         description='Origins whose web pages may call this endpoint from a browser, or "*"; none by default.',

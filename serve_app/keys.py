@@ -43,7 +43,9 @@ class Key(Spec):
         default=None, description="Ids that it may ask for; a model's name stands for its further ids too. None: all."
     )
     metrics: bool = Field(
-        default=False, description="Whether it may read `/metrics`, which names every model; `models: []`: only that."
+        default=False,
+        description="Whether it may read `/metrics`, which names every model, and every key's `/usage`; `models: []`: "
+        "only that.",
     )
     priority: Priority = Field(default="normal", description="Whose requests go first where a model is full.")
     max_concurrent: Int | None = Field(
@@ -79,7 +81,7 @@ class KeysFile(Spec):
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who sent a request. ``name``: of the key; empty where no keys are configured. ``models``: None: all of them.
-    ``metrics``: whether ``/metrics`` is for it."""
+    ``metrics``: whether ``/metrics`` is for it, and every key's usage."""
 
     name: str = ""
     models: frozenset[str] | None = None

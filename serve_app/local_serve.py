@@ -24,12 +24,12 @@ from rich.table import Table
 
 from serve_app import demo_model, local_cluster
 from serve_app.config import GATEWAY_IMPORT_PATH, MODEL_IMPORT_PATH
+from serve_app.endpoint import KEY_VARIABLE
 from serve_app.keys import KEYS_VARIABLE
 from serve_app.local_cluster import LocalClusterError, Session
 from serve_app.planning.live import snapshot
 from serve_app.planning.reasons import waiting
 from serve_app.ray_api import Application, RayApi, RayApiError, ServeState
-from serve_app.status import KEY_VARIABLE
 
 STOP_GRACE_S = 20.0
 READY_TIMEOUT_S = 60.0

@@ -24,6 +24,7 @@ from serve_app.gateway.exposition import Exposition
 from serve_app.gateway.leases import LeasePool
 from serve_app.gateway.meters import both
 from serve_app.gateway.relay import Relay
+from serve_app.gateway.usage_book import UsageBook
 from serve_app.lease import CardView, Counted, EngineFacts, Grant
 from serve_app.model.engine_protocol import Engine
 from serve_app.model.fake_engine import FakeEngine
@@ -228,6 +229,7 @@ class FakeDirectory:
     def __init__(self, models: list[FakeModel]) -> None:
         self.models = {m.name: m for m in models}
         self.known = True
+        self.gateways = 1
 
     async def draw(self, name: str, key: str, limits: Limits, need: Amount, more: Amount) -> Drawn:
         return self.models[name].ledger.draw(key, limits, need, more, time.monotonic())
@@ -338,8 +340,9 @@ async def yard(*models: FakeModel) -> AsyncIterator[Yard]:
     directory = FakeDirectory(list(models))
     noted = Noted()
     exposition = Exposition("one", lambda: directory.catalog)
-    relay = Relay(directory, both(noted, exposition.note))  # type: ignore[arg-type]
-    app = GatewayApp(directory, relay, exposition)  # type: ignore[arg-type]
+    usage: UsageBook = UsageBook(lambda: relay.settings.usage_dir)
+    relay = Relay(directory, both(noted, exposition.note), usage.add)  # type: ignore[arg-type]
+    app = GatewayApp(directory, relay, exposition, usage)  # type: ignore[arg-type]
     gateway = HttpServer(app, HOST)
     await gateway.start()
     base = f"http://{HOST}:{gateway.port}"

@@ -812,3 +812,14 @@ def test_vllms_own_defaults_raise_no_alarm() -> None:
     assert len(kept) > 100
     data = {"applications": [GATEWAY, _model(engine=kept)]}
     assert _lines(check_config(data, base=Path())) == []
+
+
+def test_a_usage_folder_that_is_not_there_is_a_note(tmp_path: Path) -> None:
+    """The nodes may have it; where it exists nothing is said."""
+
+    def notes(folder: Path) -> tuple[str, ...]:
+        settings = [{"name": "Gateway", "user_config": {"usage_dir": str(folder)}}]
+        return _check(_model(), gateway={**GATEWAY, "deployments": settings}).notes
+
+    assert [note for note in notes(tmp_path) if "usage_dir" in note] == []
+    assert any(f"usage_dir: {tmp_path / 'no'} is no folder of this machine" in note for note in notes(tmp_path / "no"))

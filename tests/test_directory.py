@@ -7,7 +7,7 @@ import pytest
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, DeploymentStatusOverview
 
 from serve_app.config import GatewaySettings
-from serve_app.gateway.directory import Directory, in_short, snapshot_of
+from serve_app.gateway.directory import Directory, gateways_of, in_short, snapshot_of
 from serve_app.quota import Amount, Limits
 
 BUILD_FAILED = """Deploying app 'chat' failed with exception:
@@ -104,3 +104,10 @@ async def test_calls_belong_to_no_request() -> None:
         with pytest.raises(_Called):
             await call()
     assert seen == [""] * 4
+
+
+def test_how_many_gateways_run() -> None:
+    """Those of the gateway's deployment alone; 0 while Serve does not list it."""
+    chat = overview("RUNNING", Model=deployment("HEALTHY", 3), Card=deployment("HEALTHY", 1))
+    assert gateways_of([chat, overview("RUNNING", Gateway=deployment("HEALTHY", 2))]) == 2
+    assert gateways_of([chat, overview("DEPLOYING")]) == 0

@@ -14,6 +14,7 @@ from serve_app import errors, keys, status
 from serve_app.catalog import State
 from serve_app.cli import app
 from serve_app.config import FakeScript, GatewaySettings, RequestLimits
+from serve_app.endpoint import EndpointError
 from serve_app.gateway import key_file
 from serve_app.gateway.key_file import KeyFile
 from serve_app.gateway.routes import RELAYED
@@ -53,7 +54,8 @@ def bearer(key: str) -> dict[str, str]:
 async def test_every_route_but_the_probes_needs_a_key(file: Path) -> None:
     """401 in the route's own envelope, with the header that says how; known and unknown paths alike."""
     paths = [("POST", route.path) for route in RELAYED]
-    paths += [("GET", p) for p in ("/v1/models", "/v1/models/chat", "/docs", "/openapi.json", "/metrics", "/nothing")]
+    paths += [("GET", p) for p in ("/v1/models", "/v1/models/chat", "/docs", "/openapi.json", "/metrics", "/usage")]
+    paths.append(("GET", "/nothing"))
     async with yard(model("chat")) as y:
         locked(y, file)
         for method, path in [*paths, ("POST", "/generate")]:
@@ -263,7 +265,7 @@ async def test_status_with_a_key(file: Path, monkeypatch: pytest.MonkeyPatch) ->
     async with yard(model("chat")) as y:
         locked(y, file)
         url = f"http://{HOST}:{y.port}"
-        with pytest.raises(status.StatusError, match="MODELYARD_API_KEY"):
+        with pytest.raises(EndpointError, match="MODELYARD_API_KEY"):
             await asyncio.to_thread(status.read, url)
         monkeypatch.setenv(status.KEY_VARIABLE, TEAM)
         assert "chat" in (await asyncio.to_thread(status.read, url))["models"]

@@ -21,6 +21,7 @@ PURE = (
     "planning",
     "admission",
     "resume",
+    "usage",
     "placement",
     "rollout",
 )

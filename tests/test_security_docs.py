@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve_app import asgi, keys
+from serve_app import asgi, keys, usage
 from serve_app.config import GatewaySettings, RequestLimits
 from serve_app.gateway import relay, request, upstream
 from serve_app.keys import Key
@@ -30,6 +30,7 @@ LIMITS = RequestLimits()
         ("waiting for one that sleeps or starts", [f"{LIMITS.hold_requests} requests", f"{LIMITS.hold_s:g} s"]),
         ("kept for a client that reads slowly", [f"{upstream.HIGH_WATER // 1024} KiB"]),
         ("replicas that one request may lose", [f"| {LIMITS.attempts} |"]),
+        ("days that one question about usage may span", [f"| {usage.MAX_DAYS} |"]),
         ("an engine's error that is looked at", [f"{relay.MAX_ERROR_BYTES // 1024} KiB"]),
     ],
 )

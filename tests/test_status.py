@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from serve_app import status
 from serve_app.catalog import State
 from serve_app.cli import app
+from serve_app.endpoint import EndpointError
 from serve_app.model.http_server import HttpServer
 from tests.inprocess import HOST, Yard, model, yard
 
@@ -71,7 +72,7 @@ async def test_something_else_answers(body: bytes) -> None:
     server = HttpServer(other, HOST)
     await server.start()
     try:
-        with pytest.raises(status.StatusError, match="no Modelyard gateway"):
+        with pytest.raises(EndpointError, match="no Modelyard gateway"):
             await asyncio.to_thread(status.read, f"http://{HOST}:{server.port}")
     finally:
         await server.stop()
@@ -99,5 +100,5 @@ def test_a_server_that_keeps_silent(monkeypatch: pytest.MonkeyPatch) -> None:
         raise httpx.ReadTimeout("timed out")
 
     monkeypatch.setattr(httpx, "get", hangs)
-    with pytest.raises(status.StatusError, match="did not answer within 10 s"):
+    with pytest.raises(EndpointError, match="did not answer within 10 s"):
         status.read("http://127.0.0.1:8000")

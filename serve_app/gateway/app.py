@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, Field
@@ -28,6 +28,7 @@ from serve_app.gateway.record import TIMING_HEADER
 from serve_app.gateway.relay import Relay
 from serve_app.gateway.request import ASKING_HEADERS
 from serve_app.gateway.routes import BY_PATH, RELAYED, Route, protocol_of
+from serve_app.gateway.usage_book import UsageBook
 from serve_app.keys import ANYBODY, Caller, no_key
 from serve_app.signals import OF_GATEWAYS
 
@@ -59,7 +60,9 @@ class Gateway:
         self._directory = Directory(lambda: self._relay.settings)
         replica = serve.get_replica_context().replica_id.unique_id
         self._exposition = Exposition(replica, lambda: self._directory.catalog)
-        self._relay = Relay(self._directory, both(in_ray(OF_GATEWAYS), self._exposition.note))
+        self._usage = UsageBook(lambda: self._relay.settings.usage_dir)
+        note = both(in_ray(OF_GATEWAYS), self._exposition.note)
+        self._relay = Relay(self._directory, note, self._usage.add)
         serve_log.leave_out_serves_lines()
         if names := ray_env.missing():
             logger.warning(
@@ -78,16 +81,16 @@ class Gateway:
         return {"replica": replica, "models": self._directory.report()}
 
     async def __serve_build_asgi_app__(self) -> Any:
-        return GatewayApp(self._directory, self._relay, self._exposition)
+        return GatewayApp(self._directory, self._relay, self._exposition, self._usage)
 
 
 class GatewayApp:
     """ASGI: relayed paths go straight to the relay, with no middleware on their bytes; the rest is FastAPI's."""
 
-    def __init__(self, directory: Directory, relay: Relay, exposition: Exposition) -> None:
+    def __init__(self, directory: Directory, relay: Relay, exposition: Exposition, usage: UsageBook) -> None:
         self._relay = relay
         self._keys = KeyFile(lambda: relay.settings.keys_file)
-        self._api = build_api(directory, relay, exposition)
+        self._api = build_api(directory, relay, exposition, usage)
         self._cors: tuple[tuple[str, ...], ASGIApp] = ((), self._answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,11 +157,13 @@ class GenerateAnswer(BaseModel):
     text: str
 
 
-def build_api(directory: Directory, relay: Relay, exposition: Exposition) -> FastAPI:
+def build_api(directory: Directory, relay: Relay, exposition: Exposition, usage: UsageBook) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        usage.start()
         yield
         await directory.close()
+        await usage.close()
 
     api = FastAPI(
         title="Modelyard",
@@ -205,6 +210,21 @@ def build_api(directory: Directory, relay: Relay, exposition: Exposition) -> Fas
             raise errors.Forbidden("This key may not read metrics: its entry needs `metrics: true`.")
         text, media_type = exposition.text(request.headers.get("accept", ""))
         return Response(text, media_type=media_type)
+
+    @api.get("/usage", tags=["operations"], summary="What this key used of each model, by day (UTC)")
+    async def used(
+        request: Request,
+        since: str | None = Query(None, description="First day, as 2026-11-01; by default the month's first."),
+        until: str | None = Query(None, description="Last day, included; by default today."),
+        key: str | None = Query(None, description="Of this key alone; keys with `metrics: true` see all."),
+    ) -> Response:
+        caller = _caller(request)
+        if not caller.metrics and key not in (None, caller.name):
+            raise errors.Forbidden("This key may see its own usage only: others' needs `metrics: true`.", param="key")
+        return Response(
+            await usage.answer(since, until, key if caller.metrics else caller.name, directory.gateways),
+            media_type="application/json",
+        )
 
     @api.get("/v1/models", tags=["models"], summary="Every id that a request may name")
     async def models(request: Request) -> dict[str, Any]:

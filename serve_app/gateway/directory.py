@@ -18,7 +18,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from serve_app import catalog, errors
 from serve_app.catalog import AppSnapshot, Catalog, Model, State
-from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, GatewaySettings
+from serve_app.config import CARD_DEPLOYMENT, GATEWAY_DEPLOYMENT, MODEL_DEPLOYMENT, GatewaySettings
 from serve_app.gateway.affinity import Affinity
 from serve_app.gateway.held import GATEWAY
 from serve_app.gateway.leases import LeasePool
@@ -46,11 +46,13 @@ def apart(call: Callable[..., Any], *args: Any) -> Any:
 
 
 class Directory:
-    """``catalog``: the last picture. ``known``: whether Serve has answered at least once."""
+    """``catalog``: the last picture. ``known``: whether Serve has answered at least once. ``gateways``: replicas of the
+    gateway that run."""
 
     def __init__(self, settings: Callable[[], GatewaySettings]) -> None:
         self._settings = settings
         self.catalog = Catalog()
+        self.gateways = 1
         self._looked = asyncio.Event()
         self._pools: dict[str, LeasePool] = {}
         # Made once per application, in a thread: looking a deployment up asks Serve's controller and blocks.
@@ -129,6 +131,7 @@ class Directory:
         # A blocking call into Ray: never on the event loop that relays bytes.
         status = await asyncio.to_thread(serve.status)
         apps = {name: snapshot for name, app in status.applications.items() if (snapshot := snapshot_of(name, app))}
+        self.gateways = gateways_of(status.applications.values()) or self.gateways
         await asyncio.to_thread(self._look_up, apps)
         # What failed is shown even where Serve has nothing to look up; nothing else can be asked or routed to yet.
         apps = {name: app for name, app in apps.items() if app.failed or name in self._models}
@@ -176,6 +179,12 @@ class Directory:
         if card.facts:
             return card
         return replace(card, facts=last.facts, start_s=card.start_s or last.start_s, wake_s=card.wake_s or last.wake_s)
+
+
+def gateways_of(applications: Iterable[ApplicationStatusOverview]) -> int:
+    """How many replicas of the gateway run; 0: Serve does not say, as while it builds the application anew."""
+    gateways = (app.deployments.get(GATEWAY_DEPLOYMENT) for app in applications)
+    return sum(gateway.replica_states.get("RUNNING", 0) for gateway in gateways if gateway)
 
 
 def snapshot_of(name: str, app: ApplicationStatusOverview) -> AppSnapshot | None:

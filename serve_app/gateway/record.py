@@ -1,4 +1,4 @@
-"""What is known of one request while it lasts, told once when it is over: to the metrics and to the access log.
+"""What is known of one request while it lasts, told once when it is over: to metrics, usage and access log.
 
 The relay and the answer say what happens, a few times per request and never per chunk.
 """
@@ -13,6 +13,7 @@ from serve_app import errors, serve_log
 from serve_app.asgi import ClientLeft
 from serve_app.gateway.access_line import Access, Outcome, line
 from serve_app.gateway.tally import Tally
+from serve_app.lease import Counted
 from serve_app.signals import (
     ABORTS,
     FIRST_TOKEN_TIME,
@@ -28,6 +29,7 @@ from serve_app.signals import (
     Metric,
     Note,
 )
+from serve_app.usage import Told, Use
 
 # https://www.w3.org/TR/server-timing/
 TIMING_HEADER = b"server-timing"
@@ -42,10 +44,13 @@ class Record:
 
     ``model``: whose name the metrics have, empty until it is known. ``asked``: the id that the client wrote. ``key``:
     its key's name. ``moves``: how often another replica had to go on. ``status``: of the answer's head, 0 before it
-    went out. ``engine_failed``: its stream ended with an error of the engine's own.
+    went out. ``engine_failed``: its stream ended with an error of the engine's own. ``told``: what its key used;
+    None: it was not let in.
     """
 
-    def __init__(self, note: Note, route: str, key: str = "", request_id: bytes = b"") -> None:
+    def __init__(
+        self, note: Note, route: str, key: str = "", request_id: bytes = b"", told: Told | None = None
+    ) -> None:
         self.id = request_id
         self.asked = ""
         self.model = ""
@@ -56,6 +61,7 @@ class Record:
         self._note = note
         self._route = route
         self._key = key
+        self._told = told
         self._at = time.time()
         self._came = time.monotonic()
         self._replica = ""
@@ -145,6 +151,8 @@ class Record:
                     self._count(TOKENS, what, value=tokens)
             if self._outcome == "ok" and self._is_stream and self._began is not None and counted.generated > 1:
                 self._count(TOKEN_TIME, value=(self._ended - self._began) / (counted.generated - 1))
+        if self._told is not None:
+            self._told(self._key, self.model or OTHER, self._use(counted))
         if not serve_log.access.isEnabledFor(logging.INFO):
             return
         access = Access(
@@ -166,6 +174,15 @@ class Record:
             total_s=self._ended - self._came,
         )
         serve_log.access.info(line(access), extra=serve_log.AS_SERVE)
+
+    def _use(self, counted: Counted | None) -> Use:
+        return Use(
+            requests=1,
+            errors=int(self._outcome in ("refused", "broken")),
+            prompt_tokens=counted.prompt if counted else 0,
+            generated_tokens=counted.generated if counted else 0,
+            uncounted=int(not self.tally.known),
+        )
 
     def _how_far(self, waited: bool) -> str:
         if self._began is not None:

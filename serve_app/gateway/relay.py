@@ -32,6 +32,7 @@ from serve_app.keys import ANYBODY, Caller
 from serve_app.lease import COUNTED_HEADER, REFUSED_HEADER, UNKNOWN_LEASE
 from serve_app.names import Names
 from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES, Note
+from serve_app.usage import Told
 
 logger = logging.getLogger("ray.serve")
 
@@ -49,11 +50,12 @@ MAX_ERROR_BYTES = 256 * 1024
 
 
 class Relay:
-    """``note``: what becomes of each request, as ``signals`` has it."""
+    """``note``: what becomes of each request, as ``signals`` has it. ``used``: what it cost its key."""
 
-    def __init__(self, directory: Directory, note: Note) -> None:
+    def __init__(self, directory: Directory, note: Note, used: Told) -> None:
         self._directory = directory
         self._note = note
+        self._used = used
         self._open: Counter[str] = Counter()  # requests, by key
         self._quotas = Quotas(directory.draw)
         self.settings = GatewaySettings()
@@ -62,7 +64,8 @@ class Relay:
 
     async def __call__(self, route: Route, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        record = Record(self._note, route.path, caller.name, clean_request_id(headers.get(b"x-request-id", b"")))
+        given_id = clean_request_id(headers.get(b"x-request-id", b""))
+        record = Record(self._note, route.path, caller.name, given_id, self._used)
         answer = Answer(send, route.protocol, record)
         try:
             with record, self._counted(caller):
@@ -149,7 +152,7 @@ class Relay:
         """One JSON request from inside the gateway: the answer's JSON, and the model that gave it in another's place
         (mostly empty). ``client``: the headers of whoever wants it."""
         sink = _Collected()
-        record = Record(self._note, GENERATE, caller.name)
+        record = Record(self._note, GENERATE, caller.name, told=self._used)
         answer = Answer(sink, "openai", record)
         headers = {b"content-type": b"application/json"}
         headers |= {name: client[name] for name in (TIMEOUT_HEADER, NO_FALLBACK_HEADER) if name in client}

@@ -21,6 +21,7 @@ class Tally:
         self.asked = ""
         self.counted: Counted | None = None
         self._last = ""  # the number of the last count that came, or was given up
+        self._heard = ""  # of the last count that came
         self._waiting: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -29,12 +30,18 @@ class Tally:
         """Tokens of prompt and answer; None: nobody has counted them."""
         return None if self.counted is None else self.counted.prompt + self.counted.generated
 
+    @property
+    def known(self) -> bool:
+        """What the request cost is counted, or nothing: no engine had it."""
+        return self.asked == self._heard or not self.asked
+
     def ask(self, number: str) -> None:
         self.asked = number
 
     def count(self, counted: Counted) -> None:
         if counted.prompt + counted.generated >= (self.used or 0):
             self.counted = counted
+        self._heard = counted.number
         self.give_up(counted.number)
 
     def give_up(self, number: str) -> None:
