@@ -18,6 +18,8 @@ from loadtest.about import ROOT
 FILE = ROOT / "deployments" / "grafana" / "modelyard.json"
 POINTS = 200
 COLUMNS = 3
+ROOM_FOR_NAMES = 1.4
+UNITS = {"s": "seconds", "percentunit": "share", "reqps": "per second", "short": ""}
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,8 @@ def history(client: httpx.Client, panel: Panel, start: float, end: float, window
     return found
 
 
-def draw(shown: Sequence[tuple[Panel, list[Series]]], start: float, title: str, file: Path) -> None:
-    """One small plot per panel; ``start``: where the time axis is 0."""
+def draw(shown: Sequence[tuple[Panel, list[Series]]], start: float, end: float, title: str, file: Path) -> None:
+    """One small plot per panel; the time axis is 0 at ``start``."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -96,15 +98,20 @@ def draw(shown: Sequence[tuple[Panel, list[Series]]], start: float, title: str, 
             minutes = [(at - start) / 60 for at, _ in series.points]
             axis.plot(minutes, [value for _, value in series.points], label=series.name, linewidth=1.4)
         axis.set_title(f"{panel.row}: {panel.title}", fontsize=10, loc="left")
-        axis.set_ylabel({"s": "s", "percentunit": "share", "reqps": "per second"}.get(panel.unit, ""), fontsize=8)
-        axis.grid(alpha=0.3, linewidth=0.5)
+        axis.set_xlim(0, (end - start) / 60)
         axis.tick_params(labelsize=8, labelbottom=True)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.set_ylim(0, 1 if panel.unit == "percentunit" else max(axis.get_ylim()[1], 1e-3))
-        if found:
-            axis.legend(frameon=False, fontsize=7, loc="upper left")
-        else:
+        if not found:
+            axis.set_yticks([])
             axis.text(0.5, 0.5, "nothing in this time", transform=axis.transAxes, ha="center", color="grey")
+            continue
+        axis.set_ylabel(UNITS[panel.unit], fontsize=8)
+        axis.grid(alpha=0.3, linewidth=0.5)
+        highest = 1 if panel.unit == "percentunit" else max(axis.get_ylim()[1], 1e-3)
+        axis.set_ylim(0, highest)
+        axis.set_yticks([tick for tick in axis.get_yticks() if tick <= highest])
+        axis.set_ylim(0, ROOM_FOR_NAMES * highest)
+        axis.legend(frameon=False, fontsize=7, loc="upper left", ncols=2)
     for axis in axes.flat[len(shown) :]:
         axis.set_visible(False)
     figure.suptitle(title, fontsize=11)
@@ -125,7 +132,9 @@ def main(
     start = end - 60 * minutes
     with httpx.Client(base_url=prometheus, timeout=30, trust_env=False) as client:
         found = [(panel, history(client, panel, start, end, window)) for panel in panels(json.loads(FILE.read_text()))]
-    draw(found, start, "The dashboard's queries, asked of a Prometheus and drawn with matplotlib: not Grafana", plot)
+    draw(
+        found, start, end, "The dashboard's queries, asked of a Prometheus and drawn with matplotlib: not Grafana", plot
+    )
     typer.echo(plot)
 
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -179,3 +180,25 @@ def run(*command: str | Path) -> str:
     done = subprocess.run(["promtool", *words], cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_picture_is_of_what_prometheus_said(tmp_path: Path) -> None:
+    """Each query is asked with values for Grafana's variables; a series is named by its legend and has Prometheus'
+    points; a panel without any is drawn too."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.params["query"])
+        series = [{"metric": {"status": "2xx"}, "values": [[100, "1.5"], [160, "NaN"]]}] if len(asked) == 1 else []
+        return httpx.Response(200, json={"status": "success", "data": {"resultType": "matrix", "result": series}})
+
+    panels = dashboard.panels(DASHBOARD)
+    with httpx.Client(base_url="http://prometheus", transport=httpx.MockTransport(answer)) as client:
+        shown = [(panel, dashboard.history(client, panel, 100, 160, "1m")) for panel in panels]
+    assert asked == [query.filled() for query in QUERIES]
+    assert not any("$" in query for query in asked)
+    (series,) = shown[0][1]
+    assert (series.name, series.points[0], len(series.points)) == ("2xx", (100, 1.5), 2)
+    dashboard.draw(shown, 100, 160, "none", tmp_path / "picture.svg")
+    drawn = (tmp_path / "picture.svg").read_text()
+    assert drawn.count("nothing in this time") == len(panels) - 1
