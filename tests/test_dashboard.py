@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,14 @@ import yaml
 
 from loadtest import dashboard
 from serve_app import signals
+from tests.prometheus import FOLDER, copied, needs_promtool, shipped
 
 ROOT = Path(__file__).resolve().parent.parent
 GRAFANA = ROOT / "deployments" / "grafana"
-PROMETHEUS = ROOT / "deployments" / "prometheus"
 DOCS = (ROOT / "docs" / "observability.md").read_text()
 DASHBOARD: dict[str, Any] = json.loads(dashboard.FILE.read_text())
 QUERIES = [query for panel in dashboard.panels(DASHBOARD) for query in panel.queries]
-ALERTS: list[dict[str, Any]] = [
-    rule for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"] for rule in group["rules"]
-]
+ALERTS: list[dict[str, Any]] = [rule for group in shipped("alerts.yml")["groups"] for rule in group["rules"]]
 EXPRESSIONS = {**{query.expr: query.filled() for query in QUERIES}, **{rule["expr"]: rule["expr"] for rule in ALERTS}}
 
 OURS = {f"ray_{metric.name}": metric.labels for metric in (*signals.OF_GATEWAYS, *signals.OF_CARDS, *signals.OF_MODELS)}
@@ -33,10 +30,6 @@ OTHERS = {
 }
 # What a histogram adds to its name.
 PART = re.compile(r"_(bucket|count|sum)$")
-
-promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed (Debian: apt-get install prometheus)"
-)
 
 
 def names(expression: str) -> set[str]:
@@ -130,7 +123,7 @@ def test_grafana_is_provisioned_with_what_is_there() -> None:
     (provider,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/modelyard.yaml").read_text())["providers"]
     assert mounted["./modelyard.json"] == f"{provider['options']['path']}/modelyard.json"
     (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
-    scraping = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["global"]["scrape_interval"]
+    scraping = shipped("prometheus.yml")["global"]["scrape_interval"]
     assert (source["type"], source["jsonData"]["timeInterval"]) == ("prometheus", scraping)
 
 
@@ -138,7 +131,7 @@ def test_every_alert_is_tested_both_ways() -> None:
     """Each has a case in which it fires and one in which it does not."""
     cases = [
         (case["alertname"], bool(case.get("exp_alerts")))
-        for test in yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
+        for test in shipped("alerts_test.yml")["tests"]
         for case in test["alert_rule_test"]
     ]
     assert set(cases) == {(rule["alert"], fires) for rule in ALERTS for fires in (True, False)}
@@ -149,34 +142,29 @@ def test_every_alert_is_in_the_docs() -> None:
     assert re.findall(r"^\| `(Modelyard\w+)` \|", DOCS, re.MULTILINE) == [rule["alert"] for rule in ALERTS]
 
 
-@promtool
+@needs_promtool
 def test_alerts_fire_when_they_should() -> None:
     """``alerts_test.yml``, by Prometheus' own tool."""
-    run("test", "rules", "alerts_test.yml")
+    run(FOLDER, "test", "rules", "alerts_test.yml")
 
 
-@promtool
+@needs_promtool
 @pytest.mark.parametrize("config", ["prometheus.yml", "gateway.yml"])
 def test_prometheus_takes_the_configurations(tmp_path: Path, config: str) -> None:
     """With the secrets' files beside them, as they say."""
-    folder = shutil.copytree(PROMETHEUS, tmp_path / "prometheus", dirs_exist_ok=True)
-    for secret in ("ray_token", "gateway_key"):
-        (folder / secret).write_text("secret")
-    run("check", "config", config, folder)
+    run(copied(tmp_path, "secret"), "check", "config", config)
 
 
-@promtool
+@needs_promtool
 def test_every_query_is_promql(tmp_path: Path) -> None:
     """The dashboard's, with values for Grafana's variables."""
     rules = [{"record": f"query:{number}", "expr": query.filled()} for number, query in enumerate(QUERIES)]
     (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
-    assert f"{len(QUERIES)} rules found" in run("check", "rules", "queries.yml", tmp_path)
+    assert f"{len(QUERIES)} rules found" in run(tmp_path, "check", "rules", "queries.yml")
 
 
-def run(*command: str | Path) -> str:
-    """``promtool`` with these words; the last may be the folder to run it in."""
-    folder = command[-1] if isinstance(command[-1], Path) else PROMETHEUS
-    words = [word for word in command if isinstance(word, str)]
+def run(folder: Path, *words: str) -> str:
+    """``promtool`` in a folder: what it prints, where it finds no fault."""
     done = subprocess.run(["promtool", *words], cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
