@@ -16,7 +16,7 @@ from tests.prometheus import HOST, copied, found, needs_prometheus, prometheus, 
 from tests.serve.cluster import GATEWAY, Cluster, eventually, fake_app
 
 pytestmark = pytest.mark.serve
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
 
 
 class EngineMetrics:
@@ -49,10 +49,8 @@ class EngineMetrics:
         self._thread.join()
 
 
-def ask(model: str, path: str = CHAT, **more: Any) -> dict[str, Any]:
-    words = "two words"
-    said = {"input": words} if path == RESPONSES else {"messages": [{"role": "user", "content": words}]}
-    return {"model": model, "max_tokens": 6, **said, **more}
+def ask(model: str, **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "two words"}], "max_tokens": 6, **more}
 
 
 @pytest.fixture
@@ -90,9 +88,9 @@ def test_every_panel_has_data(troubled: Cluster, tmp_path: Path) -> None:
             assert client.post(CHAT, json=ask("nobody")).status_code == 404
             with client.stream("POST", CHAT, json=ask("seen", stream=True, fake={"hang": 2})) as answer:
                 next(answer.iter_lines())
-            # A stream that moves, and one of a route whose streams cannot.
-            for path in (CHAT, RESPONSES):
-                client.post(path, json=ask("seen", path, stream=True, fake={"die": 3}))
+            # A stream that moves, and one of several answers, which cannot.
+            for answers in (1, 2):
+                client.post(CHAT, json=ask("seen", stream=True, n=answers, fake={"die": 3, "interval_s": 0.1}))
 
             def complete() -> bool:
                 engines.move()
