@@ -1,5 +1,7 @@
 """A gateway's own ``/metrics``: what Prometheus reads there, and who may."""
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from serve_app import keys, signals
 from serve_app.catalog import State
 from serve_app.config import GatewaySettings
 from tests.inprocess import Yard, model, yard
+from tests.prometheus import copied, found, needs_prometheus, prometheus, shipped
 
 CHAT = "/v1/chat/completions"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -86,6 +89,28 @@ async def test_it_needs_a_key_of_its_own(tmp_path: Path) -> None:
         assert (await y.client.get("/metrics", headers=prometheus)).status_code == 200
         assert (await y.client.post(CHAT, json=ask(), headers=team)).status_code == 200
         assert (await y.client.post(CHAT, json=ask(), headers=prometheus)).status_code == 403
+
+
+@needs_prometheus
+async def test_a_prometheus_reads_it(tmp_path: Path) -> None:
+    """As ``deployments/prometheus/gateway.yml`` says, but for the port, with its key in the file that it names."""
+    secret, entry = keys.make("prometheus")
+    (tmp_path / "keys.yaml").write_text(yaml.safe_dump({"keys": [entry | {"metrics": True, "models": []}]}))
+    config = shipped("gateway.yml")
+    (job,) = config["scrape_configs"]
+    async with yard(model("chat")) as y:
+        y.relay.settings = GatewaySettings(keys_file=str(tmp_path / "keys.yaml"))
+        job["static_configs"] = [{"targets": [f"127.0.0.1:{y.port}"]}]
+
+        def replicas() -> Any:
+            """Prometheus tells new targets to its scrapers every five seconds."""
+            with prometheus(copied(tmp_path, secret), config) as asked:
+                for _ in range(300):
+                    if series := found(asked, 'ray_modelyard_replicas{model="chat"}'):
+                        return series[0]["value"][1]
+                    time.sleep(0.1)
+
+        assert await asyncio.to_thread(replicas) == "1"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -89,6 +90,12 @@ CALLS: dict[str, tuple[tuple[str, ...], str, int, tuple[str, ...]]] = {
     "registry is_base_model": (MODEL_REGISTRY, "is_base_model", 2, ()),
     "registry model_name": (MODEL_REGISTRY, "model_name", 2, ()),
 }
+
+DEPLOYED = [
+    file
+    for file in (Path(__file__).resolve().parent.parent / "deployments").rglob("*")
+    if file.suffix in (".json", ".yml")
+]
 
 Read = Callable[[str], str | None]
 
@@ -283,6 +290,18 @@ def test_the_plugin_group_and_the_environment_variables_exist(release: Release) 
     assert '"vllm.general_plugins"' in (release.read("vllm/plugins/__init__.py") or "")
     known = release.read("vllm/envs.py") or ""
     assert [name for name in ENVIRONMENT if f'"{name}"' not in known] == []
+
+
+def test_metrics_of_the_dashboard_are_vllms(release: Release) -> None:
+    """Every one of vLLM's that the dashboard or an alert asks for is made in the logger whose metrics Ray has, with the
+    label ``model_name``; Ray puts ``_total`` behind a counter's name."""
+    text = release.read("vllm/v1/metrics/loggers.py")
+    assert text is not None
+    assert re.search(r"labelnames = \[\"model_name\"", text)
+    asked = {name for file in DEPLOYED for name in re.findall(r"\bray_vllm_(\w+)", file.read_text())}
+    assert asked
+    for name in asked:
+        assert f'name="vllm:{name.removesuffix("_total")}"' in text
 
 
 def _assigned(found: ast.AST) -> set[str]:

@@ -71,6 +71,14 @@ def test_metrics_come_out_of_rays_own(yard_cluster: Cluster) -> None:
     assert scraped_until(one, targets(yard_cluster), beside).items() >= one.items()
 
 
+def test_rays_dashboard_knows_models_by_name(yard_cluster: Cluster) -> None:
+    """Its list of actors and its Serve tab: what is the model's and what is the gateway's can be told apart."""
+    yard_cluster.deploy(SEEN)
+    actors = {actor["class_name"] for actor in yard_cluster.api.listed("actors") if actor["state"] == "ALIVE"}
+    assert {"ServeReplica:seen:Model", "ServeReplica:seen:Card", "ServeReplica:gateway:Gateway"} <= actors
+    assert {"gateway", "seen"} <= yard_cluster.details().keys()
+
+
 @both_proxies
 def test_the_client_and_the_log_are_told(yard_cluster: Cluster) -> None:
     """Server-Timing comes through the proxy; the gateway's log has one line per request, under the id that the client
