@@ -19,7 +19,7 @@ from loadtest.clusters import free_ports
 from loadtest.load import lengths, outputs, scenario
 from loadtest.load.workload import Due, schedules
 from serve_app.config import FakeScript
-from serve_app.status import KEY_VARIABLE
+from serve_app.endpoint import KEY_VARIABLE
 from tests.inprocess import HOST, Yard, model, yard
 from tests.test_load import write_traces
 

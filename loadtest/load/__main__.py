@@ -18,7 +18,7 @@ from loadtest.load.scenario import ScenarioFault
 from loadtest.scaling import traces
 from loadtest.scaling.scenarios import HOUR_S, TRACES
 from serve_app import status
-from serve_app.status import StatusError
+from serve_app.endpoint import EndpointError
 
 MODULE = "loadtest.load"
 LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
@@ -54,7 +54,7 @@ def run(
     try:
         scenario.read(scenario.find(name))
         status.read(url)
-    except (ScenarioFault, OSError, StatusError) as error:
+    except (ScenarioFault, OSError, EndpointError) as error:
         fail(console, MODULE, str(error), 2)
     options = ["--scenario", name, "--host", url, "--seed", str(seed), "--out", str(out)]
     if trace is not None:

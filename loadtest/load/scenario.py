@@ -11,8 +11,8 @@ from serve_app.check_levels import near, nested_model
 from serve_app.check_words import Fault, in_words, join, path_of
 from serve_app.check_yaml import read_yaml
 from serve_app.config import Float, Int, ModelId, Spec
+from serve_app.endpoint import KEY_VARIABLE
 from serve_app.keys import KeyName
-from serve_app.status import KEY_VARIABLE
 
 FOLDER = Path(__file__).parent / "scenarios"
 SUFFIX = ".yaml"

@@ -29,7 +29,7 @@ from loadtest.load.scenario import ScenarioFault, Traffic
 from loadtest.load.session import Plan, Session
 from loadtest.load.watch import watch
 from loadtest.load.workload import Talk, schedules
-from serve_app.status import KEY_VARIABLE
+from serve_app.endpoint import KEY_VARIABLE
 
 # Users per second that locust starts where more are wanted.
 SPAWN_RATE = 100
