@@ -20,6 +20,7 @@ from serve_app.config import GatewaySettings
 from serve_app.errors import ModelyardError
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.directory import Directory
+from serve_app.gateway.failures import Failures
 from serve_app.gateway.fields import TIMEOUT_HEADER, Fields, parse, read, ticket_of
 from serve_app.gateway.lease import Lease
 from serve_app.gateway.leases import LeasePool
@@ -56,13 +57,15 @@ class Relay:
         self._note = note
         self._open: Counter[str] = Counter()  # requests, by key
         self._quotas = Quotas(directory.draw)
+        self.failures = Failures()
         self.settings = GatewaySettings()
         self._names = Names()
         self._names_of: tuple[object, object] = (None, None)  # what ``_names`` was made from
 
     async def __call__(self, route: Route, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        record = Record(self._note, route.path, caller.name, clean_request_id(headers.get(b"x-request-id", b"")))
+        request_id = clean_request_id(headers.get(b"x-request-id", b""))
+        record = Record(self._note, route.path, caller.name, request_id, self.failures)
         answer = Answer(send, route.protocol, record)
         try:
             with record, self._counted(caller):
@@ -149,7 +152,7 @@ class Relay:
         """One JSON request from inside the gateway: the answer's JSON, and the model that gave it in another's place
         (mostly empty). ``client``: the headers of whoever wants it."""
         sink = _Collected()
-        record = Record(self._note, GENERATE, caller.name)
+        record = Record(self._note, GENERATE, caller.name, failures=self.failures)
         answer = Answer(sink, "openai", record)
         headers = {b"content-type": b"application/json"}
         headers |= {name: client[name] for name in (TIMEOUT_HEADER, NO_FALLBACK_HEADER) if name in client}
