@@ -197,6 +197,8 @@ class FakeModel:
     ledger: Ledger = field(default_factory=Ledger)
     exchange: Exchange = field(default_factory=Exchange)
     load: EngineStats | None = None
+    reason: str = ""
+    waking_for_s: float | None = None
     held: list[int] = field(default_factory=list)  # what the gateway told the card, call by call
 
     def entry(self) -> Model:
@@ -208,11 +210,12 @@ class FakeModel:
             limits=self.limits,
             facts=facts,
             start_s=7.0,
+            waking_for_s=self.waking_for_s,
             load=self.load,
             created=1,
         )
         state = self.state or (State.READY if running else State.STARTING)
-        return Model(self.name, state, "", len(running), card)
+        return Model(self.name, state, self.reason, len(running), card)
 
     async def pass_on(self, news: tuple[News, ...], upto: int) -> Passed:
         return self.exchange.swap("one", news, upto, time.monotonic())
