@@ -1,7 +1,6 @@
 """The page at /status in a real browser: headless Chromium, driven by playwright, at a gateway with the scripted
 engine."""
 
-import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -261,7 +260,8 @@ PALE = """
     return (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
   };
   return [...document.querySelectorAll("body *")]
-    .filter((e) => e.checkVisibility() && !e.disabled && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()))
+    .filter((e) => e.checkVisibility() && !e.disabled)
+    .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()))
     .filter((e) => contrast(e) < 4.5).map((e) => `${e.outerHTML.slice(0, 80)} ${contrast(e).toFixed(2)}`);
 })()
 """
