@@ -5,7 +5,10 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-export const seconds = (value) => `${value < 10 ? value.toFixed(1) : Math.round(value)} s`;
+export function seconds(value) {
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  return `${value < 10 ? value.toFixed(1) : Math.round(value)} s`;
+}
 
 const number = (value) => (value == null ? "–" : String(Math.round(value)));
 
@@ -85,15 +88,14 @@ function fillState(cell, model) {
   const left = model.ready_in_s;
   const share = left == null || usual <= left ? null : (usual - left) / usual;
   bar(cell, share, `start of ${model.name}`);
-  let told = "";
-  if (left != null) told = `about ${seconds(left)}${model.state === "asleep" ? " to wake" : " left"}, usually ${seconds(usual)}`;
-  setText(part(cell, "left"), told);
+  const what = model.state === "asleep" ? "to wake" : "left";
+  setText(part(cell, "left"), left == null ? "" : `about ${seconds(left)} ${what}, usually ${seconds(usual)}`);
 }
 
 function fillCache(cell, model) {
   const share = model.engines?.kv_usage ?? null;
-  bar(cell, share, `KV cache of ${model.name}`);
   setText(part(cell, "value"), share == null ? "–" : `${Math.round(share * 100)} %`);
+  bar(cell, share, `KV cache of ${model.name}`);
 }
 
 const text = (read) => (cell, item) => setText(cell, read(item));
@@ -113,7 +115,7 @@ export const models = new Table(document.getElementById("models"), [
 
 export const failures = new Table(document.getElementById("failures"), [
   text((failure) => failure.model),
-  text((failure) => new Date(failure.at * 1000).toLocaleTimeString()),
+  text((failure) => new Date(failure.at * 1000).toLocaleString()),
   text((failure) => failure.route),
   text((failure) => String(failure.status)),
   text((failure) => failure.reason),
