@@ -3,6 +3,8 @@ engine."""
 
 import os
 import shutil
+import time
+import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -209,7 +211,7 @@ async def test_a_key_is_asked_for_and_stays_in_the_tab(browser: Browser, tmp_pat
 
 def fleet() -> list[FakeModel]:
     """Something of everything that the page can show."""
-    chat = model("chat", replicas=2, also_known_as=("org/chat-8b-instruct",), script=FakeScript(tokens=120))
+    chat = model("chat", replicas=2, also_known_as=("org/chat-8b-instruct",), script=FakeScript(token_interval_s=0.01))
     chat.load = EngineStats(running=37, waiting=4, kv_usage=0.62, tokens_s=1843.0)
     coder = model("codellama", adapters={"sql": "/a/sql"})
     coder.load = EngineStats(running=3, kv_usage=0.08, tokens_s=212.0)
@@ -225,11 +227,13 @@ async def test_it_fits_and_can_be_read(browser: Browser, tmp_path: Path, scheme:
         y.models["whisper"].state = "failed"
         y.models["whisper"].reason = "no such file: /models/whisper-large-v3/config.json"
         y.models["embed"].waking_for_s = 4.0
-        for at, model_, reason in ((1.0, "whisper", "model_unavailable"), (2.0, "chat", "queue_full")):
-            y.relay.failures.add(Failure(1.7e9 + at, model_, "/v1/chat/completions", 503, reason, "4be0643f1d98573b97"))
+        for name, status, reason in (("whisper", 503, "model_unavailable"), ("chat", 429, "queue_full")):
+            failure = Failure(time.time(), name, "/v1/chat/completions", status, reason, uuid.uuid4().hex)
+            y.relay.failures.add(failure)
         view = {"width": width, "height": 900}
         page = (await visit(browser, y, color_scheme=scheme, viewport=view)).page
         await expect(row(page, "chat")).to_contain_text("ready")
+        await page.get_by_label("Max tokens").fill("100")
         await ask(page, "What is the capital of France?")
         await expect(page.locator("#progress")).to_have_text("Done.")
         await page.screenshot(path=Path(PICTURES or tmp_path) / f"status-{scheme}-{width}.png", full_page=True)
