@@ -18,6 +18,7 @@ from rich.text import Text
 TIMEOUT_S = 10.0
 LOOK_S = 2.0
 KEY_VARIABLE = "MODELYARD_API_KEY"
+_LONG = ("further ids", "reason", "request id")
 _COLOURS = {"ready": "green", "failed": "red", "asleep": "dim"}
 
 
@@ -120,15 +121,15 @@ def _cells(name: str, model: Mapping[str, Any]) -> dict[str, Text]:
         "model": Text(name),
         "state": Text(model["state"], _COLOURS.get(model["state"], "yellow")),
         "replicas": Text(str(model["replicas"])),
-        "in flight": _number(model.get("in_flight")),
+        "in\nflight": _number(model.get("in_flight")),
         "waiting": _number(model.get("waiting")),
         "held": _number(model.get("held")),
         "running": _number(engines.get("running")),
         "queued": _number(engines.get("waiting")),
         "KV": _number(engines.get("kv_usage", 0) * 100, " %"),
         "tokens/s": _number(engines.get("tokens_s")),
-        "usual start": _number(model["usual_start_s"], " s"),
-        "ready in": _number(model["ready_in_s"], " s"),
+        "usual\nstart": _number(model["usual_start_s"], " s"),
+        "ready\nin": _number(model["ready_in_s"], " s"),
         "further ids": Text(", ".join(model["also_known_as"])),
         "reason": Text(model["reason"]),
     }
@@ -151,10 +152,11 @@ def _failures(failures: Sequence[Mapping[str, Any]]) -> Table:
 def _table(rows: Iterable[Mapping[str, Text]]) -> Table:
     """Without the columns that nobody has anything in."""
     rows = list(rows)
-    table = Table(box=None)
+    table = Table(box=None, padding=(0, 1, 0, 0))
     columns = [column for column in rows[0] if any(row[column] for row in rows)]
     for column in columns:
-        table.add_column(column, overflow="fold")  # an id that is cut cannot be copied
+        # An id that is cut cannot be copied. Where it gets narrow, what is long is folded first.
+        table.add_column(column, overflow="fold", no_wrap=column not in _LONG)
     for row in rows:
         table.add_row(*(row[column] for column in columns))
     return table
