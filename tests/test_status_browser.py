@@ -242,6 +242,16 @@ async def test_it_fits_and_can_be_read(browser: Browser, tmp_path: Path, scheme:
         assert await page.evaluate(PALE) == []
 
 
+async def test_nothing_moves_for_who_does_not_want_it(browser: Browser) -> None:
+    """The dot of a starting model pulses, unless the system asks for less motion."""
+    async with yard(model("chat", replicas=0)) as y:
+        for wish, moves in (("no-preference", "pulse"), ("reduce", "none")):
+            page = (await visit(browser, y, reduced_motion=wish)).page
+            await expect(row(page, "chat").locator(".state")).to_have_text("starting")
+            pulse = "getComputedStyle(document.querySelector('#models .state'), '::before').animationName"
+            assert await page.evaluate(pulse) == moves
+
+
 # Controls without an accessible name.
 UNNAMED = """
 [...document.querySelectorAll("button, input, select, textarea, progress")]

@@ -52,19 +52,10 @@ function show(told) {
   const entries = Object.entries(told.models).sort(([one], [other]) => (one < other ? -1 : 1));
   models.show(new Map(entries.map(([name, model]) => [name, { name, ...model }])));
   element("no-models").hidden = entries.length > 0;
-  const conflicts = told.conflicts.map((conflict) => `Conflict: ${conflict}`);
-  if (conflicts.join("\n") !== [...element("conflicts").children].map((line) => line.textContent).join("\n")) {
-    element("conflicts").replaceChildren(...conflicts.map(listed));
-  }
+  setText(element("conflicts"), told.conflicts.map((conflict) => `Conflict: ${conflict}`).join("\n"));
   failures.show(new Map(told.failures.map((failure) => [JSON.stringify(failure), failure])));
   element("no-failures").hidden = told.failures.length > 0;
   offer(told.ids);
-}
-
-function listed(text) {
-  const line = document.createElement("li");
-  line.textContent = text;
-  return line;
 }
 
 function missing(why) {
