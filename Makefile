@@ -38,8 +38,8 @@ lint: $(VENV)/.installed-dev ## Style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint ## Style, types, and the tests that need neither Ray Serve nor an engine (minutes)
-	@$(BIN)/python -m pytest -m "not serve and not engine and not chaos and not fuzz"
+check: lint ## Style, types, and the tests that need neither Ray Serve, an engine nor a browser (minutes)
+	@$(BIN)/python -m pytest -m "not serve and not engine and not browser and not chaos and not fuzz"
 
 chaos: $(VENV)/.installed-dev ## 1,000 requests from 64 clients while replicas, engines and gateways are killed; minutes
 	@SEED=$(SEED) $(BIN)/python -m pytest -m chaos --capture=no tests/chaos

@@ -146,13 +146,18 @@ def key(name: Annotated[str, typer.Argument(help="What logs, metrics and quotas 
 def status(
     url: Url = "http://127.0.0.1:8000",
     as_json: OwnJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay and follow it, until Ctrl-C.")] = False,
 ) -> None:
-    """Print every model of a running endpoint: its state and why, replicas, usual start and ids.
+    """Print every model of a running endpoint: its state and why, replicas, requests, KV cache, usual start and ids;
+    and what failed lately.
 
     Where the endpoint asks for a key, put yours into MODELYARD_API_KEY.
     """
     from serve_app import endpoint, status
 
+    if watch:
+        status.watch(url, console, as_json=as_json)
+        return
     try:
         answer = status.read(url)
     except endpoint.EndpointError as error:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serve_app.config import RequestLimits
+from serve_app.scaling import EngineStats
 
 # Private headers between a gateway and the replicas' own HTTP port. Never forwarded from or to clients.
 LEASE_HEADER = b"x-modelyard-lease"
@@ -104,7 +105,8 @@ class CardView:
     ``start_s``: the usual time of a replica's start in seconds, measured on this model's own replicas; None before the
     first. ``wake_s``: the usual time from the first request to a sleeping model until it answers; None before the first
     of those. ``waking_for_s``: how long it has been waking now; None where it is not. ``held``: requests that wait at
-    gateways. ``facts`` survive the last replica, so that a sleeping model is still described. ``error``: why the newest
+    gateways. ``load``: what its engines do, all together, with the mean of their ``kv_usage``; None: none has told
+    lately. ``facts`` survive the last replica, so that a sleeping model is still described. ``error``: why the newest
     start failed, one line; None where it succeeded or is not over. ``alive``: replicas that were heard of lately.
     ``created``: when the card was made, Unix time in seconds; 0: it has not been heard yet.
     """
@@ -120,6 +122,7 @@ class CardView:
     error: str | None = None
     alive: int = 0
     held: int = 0
+    load: EngineStats | None = None
     created: int = 0
 
     @property

@@ -86,6 +86,13 @@ class Signals:
         return self.waiting + self.held
 
     @property
+    def load(self) -> EngineStats | None:
+        """Of all engines together, with the mean of ``kv_usage``; None: there is none."""
+        if not self.replicas:
+            return None
+        return EngineStats(self.running, self.waiting, self.kv_usage / self.replicas, self.tokens_s)
+
+    @property
     def requests(self) -> int:
         return self.running + self.queue
 

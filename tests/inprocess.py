@@ -34,6 +34,7 @@ from serve_app.model.lease_gate import Lease, LeaseGate
 from serve_app.prefixes import Exchange, News, Passed
 from serve_app.quota import Amount, Drawn, Ledger, Limits
 from serve_app.replica_watch import ReplicaWatch
+from serve_app.scaling import EngineStats
 from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES, Metric
 
 HOST = "127.0.0.1"
@@ -196,6 +197,9 @@ class FakeModel:
     routing: str = "prefix"
     ledger: Ledger = field(default_factory=Ledger)
     exchange: Exchange = field(default_factory=Exchange)
+    load: EngineStats | None = None
+    reason: str = ""
+    waking_for_s: float | None = None
     held: list[int] = field(default_factory=list)  # what the gateway told the card, call by call
 
     def entry(self) -> Model:
@@ -207,10 +211,12 @@ class FakeModel:
             limits=self.limits,
             facts=facts,
             start_s=7.0,
+            waking_for_s=self.waking_for_s,
+            load=self.load,
             created=1,
         )
         state = self.state or (State.READY if running else State.STARTING)
-        return Model(self.name, state, "", len(running), card)
+        return Model(self.name, state, self.reason, len(running), card)
 
     async def pass_on(self, news: tuple[News, ...], upto: int) -> Passed:
         return self.exchange.swap("one", news, upto, time.monotonic())
@@ -233,6 +239,9 @@ class FakeDirectory:
 
     async def draw(self, name: str, key: str, limits: Limits, need: Amount, more: Amount) -> Drawn:
         return self.models[name].ledger.draw(key, limits, need, more, time.monotonic())
+
+    def report(self) -> dict[str, dict[str, int]]:
+        return {name: fake.pool.report() for name, fake in self.models.items() if fake.pool}
 
     def running(self, name: str, *replicas: Replica) -> None:
         """As Serve would say it: these replicas of the model may get new requests, the others are leaving."""

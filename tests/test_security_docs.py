@@ -8,7 +8,8 @@ import pytest
 
 from serve_app import asgi, keys, usage
 from serve_app.config import GatewaySettings, RequestLimits
-from serve_app.gateway import relay, request, upstream
+from serve_app.gateway import failures, relay, request, status_page, upstream
+from serve_app.gateway.app import WITHOUT_KEY
 from serve_app.keys import Key
 from serve_app.model import http_server
 from serve_app.signals import ALL
@@ -32,6 +33,7 @@ LIMITS = RequestLimits()
         ("replicas that one request may lose", [f"| {LIMITS.attempts} |"]),
         ("days that one question about usage may span", [f"| {usage.MAX_DAYS} |"]),
         ("an engine's error that is looked at", [f"{relay.MAX_ERROR_BYTES // 1024} KiB"]),
+        ("failed requests that `/ready` tells of, of each model", [f"the last {failures.KEPT}"]),
     ],
 )
 def test_the_bounds_are_the_codes(row: str, bounds: list[str]) -> None:
@@ -55,6 +57,12 @@ def test_what_it_names_exists() -> None:
         assert name in known
         assert f"`{name}`" in TEXT
     assert set(re.findall(r"`limits\.(\w+)`", TEXT)) <= RequestLimits.model_fields.keys()
+
+
+def test_without_a_key_there_are_probes_and_the_files_of_the_page() -> None:
+    """And nothing else."""
+    assert {"/health", "/ready", *status_page.FILES} == WITHOUT_KEY
+    assert "`/health`, that `/ready` is ready, and the files of the page at `/status`" in TEXT
 
 
 def test_six_headers_are_passed_on() -> None:

@@ -1,8 +1,9 @@
 """Wiring of the gateway: its Serve deployment, its FastAPI app (docs, models, health) and the relay beside it."""
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any, cast
 
 from fastapi import FastAPI, Query, Request, Response
@@ -18,6 +19,7 @@ from serve_app import __version__, errors, ray_env, serve_log
 from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, bounded, check_head, respond, while_client_stays
 from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
+from serve_app.gateway import status_page
 from serve_app.gateway.answer import FALLBACK_HEADER, MOVES_HEADER
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.exposition import Exposition
@@ -36,8 +38,9 @@ logger = logging.getLogger("ray.serve")
 
 # A start waits so long for Serve's first answer; without it, requests get 503 until there is one.
 FIRST_LOOK_S = 5.0
-# What answers without a key where keys are configured: probes have none.
-WITHOUT_KEY = frozenset(("/health", "/ready"))
+# What answers without a key where keys are configured: probes have none, and a page has no model's name in it until it
+# was given one.
+WITHOUT_KEY = frozenset(("/health", "/ready", *status_page.FILES))
 # Where in an ASGI scope the caller is; None: a probe without a key, although there are keys.
 CALLER = "modelyard.caller"
 
@@ -173,6 +176,9 @@ def build_api(directory: Directory, relay: Relay, exposition: Exposition, usage:
         redirect_slashes=False,  # to wherever the client's Host header says
     )
 
+    def described(model: Model, caller: Caller) -> dict[str, Any]:
+        return _described(model, caller, directory.report().get(model.name, {}))
+
     @api.get("/health", tags=["operations"], summary="This gateway process lives")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
@@ -190,12 +196,15 @@ def build_api(directory: Directory, relay: Relay, exposition: Exposition, usage:
                 raise errors.Unavailable(
                     f"The model {model!r} is {found.state}: {found.reason}", retry_after_s=found.card.ready_in_s or 10
                 )
-            return JSONResponse({"status": "ready", "model": _described(found, caller)})
+            return JSONResponse({"status": "ready", "model": described(found, caller)})
         return JSONResponse(
             {
                 "status": "ready",
-                "models": {name: _described(model, caller) for name, model in catalog.models.items()},
+                "gateway": exposition.gateway,
+                "models": {name: described(model, caller) for name, model in catalog.models.items()},
+                "ids": {asked: _tasks(model) for asked, model in sorted(relay.listed(caller).items())},
                 "conflicts": list(catalog.conflicts),
+                "failures": [asdict(failure) for failure in relay.failures.of(catalog.models)],
             }
         )
 
@@ -281,6 +290,7 @@ def build_api(directory: Directory, relay: Relay, exposition: Exposition, usage:
         logger.exception("a request to %s failed inside the gateway", request.url.path, exc_info=error)
         return _rendered(request, errors.ModelyardError(errors.OUR_FAULT))
 
+    status_page.serve(api)
     _document_relayed(api)
     return api
 
@@ -322,7 +332,8 @@ def _document_relayed(api: FastAPI) -> None:
     api.openapi = openapi  # type: ignore[method-assign]
 
 
-def _described(model: Model, caller: Caller) -> dict[str, Any]:
+def _described(model: Model, caller: Caller, pool: Mapping[str, int]) -> dict[str, Any]:
+    """``in_flight`` and ``waiting`` are this gateway's, ``held`` all gateways'; ``engines`` has what the engines do."""
     return {
         "state": model.state,
         "reason": model.reason,
@@ -330,12 +341,19 @@ def _described(model: Model, caller: Caller) -> dict[str, Any]:
         "routing": model.card.routing,
         "also_known_as": [asked for asked in model.card.also_known_as if caller.may(asked, model.name)],
         "adapters": [asked for asked in model.card.adapters if caller.may(asked)],
-        "tasks": list(model.card.facts.tasks) if model.card.facts else [],
+        "tasks": _tasks(model),
         "usual_start_s": model.card.start_s,
         "usual_wake_s": model.card.wake_s,
         "ready_in_s": model.card.ready_in_s if model.state in (State.ASLEEP, State.STARTING) else None,
+        "in_flight": pool.get("in_use", 0),
+        "waiting": pool.get("waiting", 0),
         "held": model.card.held,
+        "engines": asdict(model.card.load) if model.card.load else None,
     }
+
+
+def _tasks(model: Model) -> list[str]:
+    return list(model.card.facts.tasks) if model.card.facts else []
 
 
 def _listed(asked: str, model: Model, caller: Caller) -> dict[str, Any]:

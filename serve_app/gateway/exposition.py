@@ -22,7 +22,7 @@ class Exposition:
 
     def __init__(self, gateway: str, catalog: Callable[[], Catalog]) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # Ray has none either
-        self._gateway = gateway
+        self.gateway = gateway
         self._registry = CollectorRegistry()
         self._registry.register(_Models(gateway, catalog))
         self._metrics = {metric.name: self._made(metric) for metric in OF_GATEWAYS}
@@ -31,7 +31,7 @@ class Exposition:
     def note(self, metric: Metric, *labels: str, value: float = 1.0) -> None:
         at = (metric.name, *labels)
         if at not in self._write:
-            series = self._metrics[metric.name].labels(self._gateway, *labels)
+            series = self._metrics[metric.name].labels(self.gateway, *labels)
             self._write[at] = series.observe if isinstance(series, Histogram) else series.inc
         self._write[at](value)
 

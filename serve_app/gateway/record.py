@@ -12,6 +12,7 @@ from typing import Self
 from serve_app import errors, serve_log
 from serve_app.asgi import ClientLeft
 from serve_app.gateway.access_line import Access, Outcome, line
+from serve_app.gateway.failures import Failure, Failures
 from serve_app.gateway.tally import Tally
 from serve_app.lease import Counted
 from serve_app.signals import (
@@ -44,12 +45,18 @@ class Record:
 
     ``model``: whose name the metrics have, empty until it is known. ``asked``: the id that the client wrote. ``key``:
     its key's name. ``moves``: how often another replica had to go on. ``status``: of the answer's head, 0 before it
-    went out. ``engine_failed``: its stream ended with an error of the engine's own. ``told``: what its key used;
-    None: it was not let in.
+    went out. ``engine_failed``: its stream ended with an error of the engine's own. ``told``: what its key used; None:
+    it was not let in. ``failures``: who remembers that it failed.
     """
 
     def __init__(
-        self, note: Note, route: str, key: str = "", request_id: bytes = b"", told: Told | None = None
+        self,
+        note: Note,
+        route: str,
+        key: str = "",
+        request_id: bytes = b"",
+        told: Told | None = None,
+        failures: Failures | None = None,
     ) -> None:
         self.id = request_id
         self.asked = ""
@@ -59,6 +66,7 @@ class Record:
         self.engine_failed = False
         self.tally = Tally()
         self._note = note
+        self._failures = failures
         self._route = route
         self._key = key
         self._told = told
@@ -133,6 +141,9 @@ class Record:
             self.status = self.status or (error.status if isinstance(error, errors.ModelyardError) else 500)
         elif self.engine_failed:
             self._outcome, self._reason = "broken", ENGINE
+        if self._failures is not None and self.model and self._outcome in ("refused", "broken"):
+            said_id = self.id.decode("latin-1")
+            self._failures.add(Failure(time.time(), self.model, self._route, self.status, self._reason, said_id))
         self._count(REQUESTS, f"{self.status // 100}xx", self._reason)
         if self._queue_s is not None:
             self._count(QUEUE_TIME, value=self._queue_s)

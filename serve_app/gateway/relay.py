@@ -20,6 +20,7 @@ from serve_app.config import GatewaySettings
 from serve_app.errors import ModelyardError
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.directory import Directory
+from serve_app.gateway.failures import Failures
 from serve_app.gateway.fields import TIMEOUT_HEADER, Fields, parse, read, ticket_of
 from serve_app.gateway.lease import Lease
 from serve_app.gateway.leases import LeasePool
@@ -58,6 +59,7 @@ class Relay:
         self._used = used
         self._open: Counter[str] = Counter()  # requests, by key
         self._quotas = Quotas(directory.draw)
+        self.failures = Failures()
         self.settings = GatewaySettings()
         self._names = Names()
         self._names_of: tuple[object, object] = (None, None)  # what ``_names`` was made from
@@ -65,7 +67,7 @@ class Relay:
     async def __call__(self, route: Route, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         given_id = clean_request_id(headers.get(b"x-request-id", b""))
-        record = Record(self._note, route.path, caller.name, given_id, self._used)
+        record = Record(self._note, route.path, caller.name, given_id, self._used, self.failures)
         answer = Answer(send, route.protocol, record)
         try:
             with record, self._counted(caller):
@@ -152,7 +154,7 @@ class Relay:
         """One JSON request from inside the gateway: the answer's JSON, and the model that gave it in another's place
         (mostly empty). ``client``: the headers of whoever wants it."""
         sink = _Collected()
-        record = Record(self._note, GENERATE, caller.name, told=self._used)
+        record = Record(self._note, GENERATE, caller.name, told=self._used, failures=self.failures)
         answer = Answer(sink, "openai", record)
         headers = {b"content-type": b"application/json"}
         headers |= {name: client[name] for name in (TIMEOUT_HEADER, NO_FALLBACK_HEADER) if name in client}

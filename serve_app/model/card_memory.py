@@ -50,6 +50,7 @@ class CardMemory:
             error=self._newest.error,
             alive=len(self._lately(self._heard)),
             held=self._held_now(),
+            load=self.signals().load,
             created=self._created,
         )
 

@@ -146,3 +146,27 @@ def test_serves_log_settings_rule_the_access_log(yard_cluster: Cluster, logged_a
     eventually("no lines", lambda: not told_of_one(at_all))
     logged_as()
     eventually("lines", lambda: told_of_one(at_all))
+
+
+def test_what_the_status_page_shows_comes_from_gateways_and_engines(yard_cluster: Cluster) -> None:
+    """The page through the proxy; and ``/ready``, with what the card heard of the engine, what this gateway has open
+    and what failed."""
+    yard_cluster.deploy(SEEN)
+    page = yard_cluster.client.get("/status")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+
+    def told() -> dict[str, Any]:
+        return dict(yard_cluster.client.get("/ready").json())
+
+    def busy() -> bool:
+        seen = told()["models"]["seen"]
+        return seen["in_flight"] == 1 and seen["engines"] is not None and seen["engines"]["running"] == 1
+
+    with yard_cluster.client.stream("POST", CHAT, json=ask(stream=True, fake={"hang": 2})) as answer:
+        next(answer.iter_lines())
+        eventually("one request is in flight and in the engine", busy)
+    yard_cluster.client.post(CHAT, json=ask(fake={"status": 400}), headers={"x-request-id": "refused"})
+    newest = told()["failures"][0]
+    assert (newest["id"], newest["model"], newest["status"], newest["reason"]) == ("refused", "seen", 400, "engine")
+    assert told()["gateway"]
