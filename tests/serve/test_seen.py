@@ -164,7 +164,8 @@ def test_what_the_status_page_shows_comes_from_gateways_and_engines(yard_cluster
         return seen["in_flight"] == 1 and seen["engines"] is not None and seen["engines"]["running"] == 1
 
     with yard_cluster.client.stream("POST", CHAT, json=ask(stream=True, fake={"hang": 2})) as answer:
-        next(answer.iter_lines())
+        events = answer.iter_lines()  # kept: the answer is closed with it
+        next(events)
         eventually("one request is in flight and in the engine", busy)
     yard_cluster.client.post(CHAT, json=ask(fake={"status": 400}), headers={"x-request-id": "refused"})
     newest = told()["failures"][0]
