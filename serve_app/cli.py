@@ -3,8 +3,9 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 import yaml
@@ -153,19 +154,12 @@ def status(
 
     Where the endpoint asks for a key, put yours into MODELYARD_API_KEY.
     """
-    from serve_app import endpoint, status
+    from serve_app import status
 
     if watch:
         status.watch(url, console, as_json=as_json)
         return
-    try:
-        answer = status.read(url)
-    except endpoint.EndpointError as error:
-        _fail(str(error))
-    if as_json:
-        typer.echo(json.dumps(answer, indent=2))
-    else:
-        status.show(answer, console)
+    _tell(lambda: status.read(url), status.show, as_json)
 
 
 @app.command()
@@ -180,16 +174,25 @@ def usage(
 
     Where the endpoint asks for a key, put yours into MODELYARD_API_KEY.
     """
-    from serve_app import endpoint, usage_table
+    from serve_app import usage_table
+
+    _tell(lambda: usage_table.read(url, since, until, key), usage_table.show, as_json)
+
+
+def _tell(
+    read: Callable[[], Mapping[str, Any]], show: Callable[[Mapping[str, Any], Console], None], as_json: bool
+) -> None:
+    """What the endpoint answers, as people or programs read it."""
+    from serve_app.endpoint import EndpointError
 
     try:
-        answer = usage_table.read(url, since, until, key)
-    except endpoint.EndpointError as error:
+        answer = read()
+    except EndpointError as error:
         _fail(str(error))
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
     else:
-        usage_table.show(answer, console)
+        show(answer, console)
 
 
 def _check(file: Path, *, notes_to_stderr: bool = False) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from loadtest.figures import percentile
@@ -15,9 +15,8 @@ WIDTHS, MOST_BINS = (1, 2, 5, 10, 30, 60, 120, 300), 60
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Of some requests. Times in ms, None where no answer had any. ``tokens_s``: of all answers together, in the time
-    from the first request's coming to the last token. ``late_p99``: how much later than due the client sent them."""
+class Judged:
+    """Some requests. Times in ms, None where no answer had any."""
 
     requests: int
     failed: int
@@ -27,6 +26,13 @@ class Figures:
     ttft_p99: float | None
     itl_p50: float | None
     itl_p99: float | None
+
+
+@dataclass(frozen=True)
+class Figures(Judged):
+    """``tokens_s``: of all answers together, in the time from the first request's coming to the last token.
+    ``late_p99``: how much later than due the client sent them."""
+
     gap_p99: float | None
     total_p50: float | None
     total_p99: float | None
@@ -47,20 +53,12 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Bin:
-    """Of the requests that came in ``width`` s from ``at`` on, unless told otherwise. ``tokens_s``, ``answers_s``: what
+class Bin(Judged):
+    """Of the requests that came in ``width`` s from ``at`` on, unless told otherwise. ``tokens_s``: those that
     came within it. ``waiting``, ``streaming``: requests without and with their first token, mean over it."""
 
     at: float
     width: float
-    requests: int
-    failed: int
-    good: int
-    ttft_p50: float | None
-    ttft_p90: float | None
-    ttft_p99: float | None
-    itl_p50: float | None
-    itl_p99: float | None
     tokens_s: float
     waiting: float
     streaming: float
@@ -180,20 +178,13 @@ def _bin(answers: Sequence[Answer], came: Sequence[Answer], target: Target, at: 
         )
 
     return Bin(
-        at,
-        width,
-        of.requests,
-        of.failed,
-        of.good,
-        of.ttft_p50,
-        of.ttft_p90,
-        of.ttft_p99,
-        of.itl_p50,
-        of.itl_p99,
-        tokens_within(answers, at, until) / width,
-        over(lambda each: 0.0, lambda each: each.last if each.first is None else each.first),
-        over(lambda each: each.last if each.first is None else each.first, lambda each: each.last),
-        errors(came),
+        **{field.name: getattr(of, field.name) for field in fields(Judged)},
+        at=at,
+        width=width,
+        tokens_s=tokens_within(answers, at, until) / width,
+        waiting=over(lambda each: 0.0, lambda each: each.last if each.first is None else each.first),
+        streaming=over(lambda each: each.last if each.first is None else each.first, lambda each: each.last),
+        errors=errors(came),
     )
 
 
