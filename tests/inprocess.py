@@ -24,6 +24,7 @@ from serve_app.gateway.exposition import Exposition
 from serve_app.gateway.leases import LeasePool
 from serve_app.gateway.meters import both
 from serve_app.gateway.relay import Relay
+from serve_app.gateway.tracing import Tracing
 from serve_app.gateway.usage_book import UsageBook
 from serve_app.lease import CardView, Counted, EngineFacts, Grant
 from serve_app.model.engine_protocol import Engine
@@ -342,7 +343,7 @@ def model(
 
 
 @asynccontextmanager
-async def yard(*models: FakeModel) -> AsyncIterator[Yard]:
+async def yard(*models: FakeModel, tracing: Tracing | None = None) -> AsyncIterator[Yard]:
     for fake in models:
         for replica in fake.replicas:
             await replica.start()
@@ -350,7 +351,8 @@ async def yard(*models: FakeModel) -> AsyncIterator[Yard]:
     noted = Noted()
     exposition = Exposition("one", lambda: directory.catalog)
     usage: UsageBook = UsageBook(lambda: relay.settings.usage_dir)
-    relay = Relay(directory, both(noted, exposition.note), usage.add)  # type: ignore[arg-type]
+    note = both(noted, exposition.note)
+    relay = Relay(directory, note, usage.add, tracing or Tracing())  # type: ignore[arg-type]
     app = GatewayApp(directory, relay, exposition, usage)  # type: ignore[arg-type]
     gateway = HttpServer(app, HOST)
     await gateway.start()

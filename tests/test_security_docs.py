@@ -8,7 +8,7 @@ import pytest
 
 from serve_app import asgi, keys, usage
 from serve_app.config import GatewaySettings, RequestLimits
-from serve_app.gateway import failures, relay, request, status_page, upstream
+from serve_app.gateway import failures, relay, request, status_page, tracing, upstream
 from serve_app.gateway.app import WITHOUT_KEY
 from serve_app.keys import Key
 from serve_app.model import http_server
@@ -67,7 +67,7 @@ def test_without_a_key_there_are_probes_and_the_files_of_the_page() -> None:
 
 def test_six_headers_are_passed_on() -> None:
     """None of them says who the client is."""
-    assert len(request._FORWARDED) == 6
+    assert len(request._FORWARDED) + len(tracing.PARENTS) == 6
     assert not request._FORWARDED & {b"authorization", b"cookie", b"x-api-key", b"proxy-authorization"}
 
 

@@ -19,7 +19,7 @@ from serve_app import __version__, errors, ray_env, serve_log
 from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, bounded, check_head, respond, while_client_stays
 from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
-from serve_app.gateway import status_page
+from serve_app.gateway import status_page, tracing
 from serve_app.gateway.answer import FALLBACK_HEADER, MOVES_HEADER
 from serve_app.gateway.directory import Directory
 from serve_app.gateway.exposition import Exposition
@@ -30,6 +30,7 @@ from serve_app.gateway.record import TIMING_HEADER
 from serve_app.gateway.relay import Relay
 from serve_app.gateway.request import ASKING_HEADERS
 from serve_app.gateway.routes import BY_PATH, RELAYED, Route, protocol_of
+from serve_app.gateway.tracing import AUTH, NOT_TRACED, Trace
 from serve_app.gateway.usage_book import UsageBook
 from serve_app.keys import ANYBODY, Caller, no_key
 from serve_app.signals import OF_GATEWAYS
@@ -65,7 +66,7 @@ class Gateway:
         self._exposition = Exposition(replica, lambda: self._directory.catalog)
         self._usage = UsageBook(lambda: self._relay.settings.usage_dir)
         note = both(in_ray(OF_GATEWAYS), self._exposition.note)
-        self._relay = Relay(self._directory, note, self._usage.add)
+        self._relay = Relay(self._directory, note, self._usage.add, tracing.from_environment())
         serve_log.leave_out_serves_lines()
         if names := ray_env.missing():
             logger.warning(
@@ -108,29 +109,33 @@ class GatewayApp:
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             route = BY_PATH.get(path) if scope["method"] == "POST" else None
             receive = bounded(receive, int(self._relay.settings.max_body_mb * 2**20))
+            headers, trace = dict(scope["headers"]), NOT_TRACED
+            if route is not None:
+                trace = self._relay.tracing.begin(route.path, headers)
+                trace.stage(AUTH)
             try:
                 check_head(scope)
             except errors.HeadTooLarge as error:
-                self._refused(route, error)
+                self._refused(route, error, trace)
                 await respond(send, *errors.render(error, protocol_of(path)))
                 return
             try:
-                caller = self._keys.caller(dict(scope["headers"]))
+                caller = self._keys.caller(headers)
             except errors.ModelyardError as error:
                 if path not in WITHOUT_KEY:
-                    self._refused(route, error)
+                    self._refused(route, error, trace)
                     await respond(send, *errors.render(error, protocol_of(path)))
                     return
                 caller = None
             if route is not None:
-                await self._relay(route, caller or ANYBODY, scope, receive, send)
+                await self._relay(route, caller or ANYBODY, scope, receive, send, trace)
                 return
             scope[CALLER] = caller
         await self._api(scope, receive, send)
 
-    def _refused(self, route: Route | None, error: errors.ModelyardError) -> None:
+    def _refused(self, route: Route | None, error: errors.ModelyardError, trace: Trace) -> None:
         if route is not None:
-            self._relay.refused(route, error)
+            self._relay.refused(route, error, trace)
 
 
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
@@ -167,6 +172,7 @@ def build_api(directory: Directory, relay: Relay, exposition: Exposition, usage:
         yield
         await directory.close()
         await usage.close()
+        await relay.tracing.close()
 
     api = FastAPI(
         title="Modelyard",

@@ -14,6 +14,7 @@ from serve_app.asgi import ClientLeft
 from serve_app.gateway.access_line import Access, Outcome, line
 from serve_app.gateway.failures import Failure, Failures
 from serve_app.gateway.tally import Tally
+from serve_app.gateway.tracing import FIRST_BYTE, NOT_TRACED, QUEUE, UPSTREAM, Trace
 from serve_app.lease import Counted
 from serve_app.signals import (
     ABORTS,
@@ -46,7 +47,7 @@ class Record:
     ``model``: whose name the metrics have, empty until it is known. ``asked``: the id that the client wrote. ``key``:
     its key's name. ``moves``: how often another replica had to go on. ``status``: of the answer's head, 0 before it
     went out. ``engine_failed``: its stream ended with an error of the engine's own. ``told``: what its key used; None:
-    it was not let in. ``failures``: who remembers that it failed.
+    it was not let in. ``failures``: who remembers that it failed. ``trace``: its spans.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Record:
         request_id: bytes = b"",
         told: Told | None = None,
         failures: Failures | None = None,
+        trace: Trace = NOT_TRACED,
     ) -> None:
         self.id = request_id
         self.asked = ""
@@ -65,6 +67,7 @@ class Record:
         self.status = 0
         self.engine_failed = False
         self.tally = Tally()
+        self.trace = trace
         self._note = note
         self._failures = failures
         self._route = route
@@ -90,6 +93,7 @@ class Record:
         self.model = model
         self._enter(HELD_COLD if cold else QUEUED)
         self._waits_since = time.monotonic()
+        self.trace.stage(QUEUE, cold=cold)
 
     def sent(self, replica: str) -> None:
         """To ``replica``, or about to be."""
@@ -98,11 +102,18 @@ class Record:
             self._enter(IN_FLIGHT)
         self._replica = replica
         self._sent = time.monotonic()
+        self.trace.stage(UPSTREAM, replica=replica, resumes=self._began is not None)
+
+    def moves_on(self, why: str) -> None:
+        """From its replica, which is lost or leaves, to another one."""
+        self.moves += 1
+        self.trace.fail(why)
 
     def begins(self, *, stream: bool) -> None:
         """The replica's first byte is there, or all of an answer that is no stream, and goes out now."""
         self._began = time.monotonic()
         self._is_stream = stream
+        self.trace.event(FIRST_BYTE)
 
     def timing(self, *, at_its_end: bool = False) -> str:
         """Where its time went so far, in the words of ``TIMING_HEADER``; empty where nothing is known."""
@@ -128,6 +139,7 @@ class Record:
     def end(self, error: BaseException | None) -> None:
         """It is over, by ``error`` or well. Called once."""
         self._ended = time.monotonic()
+        self.trace.end()
         waited = self._waits_since is not None
         self._stop_waiting()
         self._enter(None)
@@ -162,6 +174,7 @@ class Record:
                     self._count(TOKENS, what, value=tokens)
             if self._outcome == "ok" and self._is_stream and self._began is not None and counted.generated > 1:
                 self._count(TOKEN_TIME, value=(self._ended - self._began) / (counted.generated - 1))
+        self._tell_trace(counted)
         if self._told is not None:
             self._told(self._key, self.model or OTHER, self._use(counted))
         if not serve_log.access.isEnabledFor(logging.INFO):
@@ -185,6 +198,19 @@ class Record:
             total_s=self._ended - self._came,
         )
         serve_log.access.info(line(access), extra=serve_log.AS_SERVE)
+
+    def _tell_trace(self, counted: Counted | None) -> None:
+        facts: dict[str, str | bool | int | None] = {
+            "http.response.status_code": self.status,
+            "gen_ai.request.model": self.asked or None,
+            "gen_ai.response.model": self.model or None,
+            "gen_ai.usage.input_tokens": counted.prompt if counted else None,
+            "gen_ai.usage.output_tokens": counted.generated if counted else None,
+            "modelyard.request_id": self.id.decode("latin-1") or None,
+            "modelyard.moves": self.moves,
+            "modelyard.outcome": self._outcome,
+        }
+        self.trace.tell(facts, "" if self._outcome in ("ok", "client left") else self._reason)
 
     def _use(self, counted: Counted | None) -> Use:
         return Use(

@@ -28,6 +28,7 @@ from serve_app.gateway.quotas import Quotas
 from serve_app.gateway.record import Record
 from serve_app.gateway.request import NO_FALLBACK_HEADER, Request, clean_request_id
 from serve_app.gateway.routes import BY_PATH, Route
+from serve_app.gateway.tracing import ROUTE, Trace, Tracing
 from serve_app.gateway.upstream import ConnectionBroken, LeaseExpired, Leaving
 from serve_app.keys import ANYBODY, Caller
 from serve_app.lease import COUNTED_HEADER, REFUSED_HEADER, UNKNOWN_LEASE
@@ -53,10 +54,11 @@ MAX_ERROR_BYTES = 256 * 1024
 class Relay:
     """``note``: what becomes of each request, as ``signals`` has it. ``used``: what it cost its key."""
 
-    def __init__(self, directory: Directory, note: Note, used: Told) -> None:
+    def __init__(self, directory: Directory, note: Note, used: Told, tracing: Tracing) -> None:
         self._directory = directory
         self._note = note
         self._used = used
+        self.tracing = tracing
         self._open: Counter[str] = Counter()  # requests, by key
         self._quotas = Quotas(directory.draw)
         self.failures = Failures()
@@ -64,10 +66,12 @@ class Relay:
         self._names = Names()
         self._names_of: tuple[object, object] = (None, None)  # what ``_names`` was made from
 
-    async def __call__(self, route: Route, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self, route: Route, caller: Caller, scope: Scope, receive: Receive, send: Send, trace: Trace
+    ) -> None:
         headers = dict(scope["headers"])
         given_id = clean_request_id(headers.get(b"x-request-id", b""))
-        record = Record(self._note, route.path, caller.name, given_id, self._used, self.failures)
+        record = Record(self._note, route.path, caller.name, given_id, self._used, self.failures, trace)
         answer = Answer(send, route.protocol, record)
         try:
             with record, self._counted(caller):
@@ -80,13 +84,14 @@ class Relay:
             logger.exception("a request to %s failed inside the gateway", route.path)
             await answer.fail(errors.ModelyardError(errors.OUR_FAULT))
 
-    def refused(self, route: Route, error: ModelyardError) -> None:
+    def refused(self, route: Route, error: ModelyardError, trace: Trace) -> None:
         """A request that did not get as far as here is one as well."""
-        Record(self._note, route.path).end(error)
+        Record(self._note, route.path, trace=trace).end(error)
 
     async def _relay(
         self, route: Route, caller: Caller, headers: dict[bytes, bytes], receive: Receive, answer: Answer
     ) -> None:
+        answer.record.trace.stage(ROUTE)
         body = await read_body(receive)
         async with while_client_stays(receive):
             fields = await read(route, headers, body)
@@ -154,11 +159,13 @@ class Relay:
         """One JSON request from inside the gateway: the answer's JSON, and the model that gave it in another's place
         (mostly empty). ``client``: the headers of whoever wants it."""
         sink = _Collected()
-        record = Record(self._note, GENERATE, caller.name, told=self._used, failures=self.failures)
+        trace = self.tracing.begin(GENERATE, client)
+        record = Record(self._note, GENERATE, caller.name, told=self._used, failures=self.failures, trace=trace)
         answer = Answer(sink, "openai", record)
         headers = {b"content-type": b"application/json"}
         headers |= {name: client[name] for name in (TIMEOUT_HEADER, NO_FALLBACK_HEADER) if name in client}
         body = json.dumps(request).encode()
+        trace.stage(ROUTE)
         with record, self._counted(caller):
             await self._exchange(parse(body), BY_PATH[path], caller, headers, body, answer)
         return json.loads(sink.body), answer.fallback
@@ -259,7 +266,7 @@ class Relay:
                         f"The replicas of {model.name} went away {lost} times under this request.",
                         retry_after_s=model.card.start_s or 5,
                     ) from broken
-                answer.record.moves += 1
+                answer.record.moves_on(broken.why)
                 self._note(MOVES, model.name, "stream" if answer.started else "request", broken.why)
                 if answer.started:
                     since, at_most_s = loop.time(), math.inf

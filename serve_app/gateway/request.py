@@ -47,9 +47,7 @@ ASKING_HEADERS = (
 _NUMBERS = itertools.count(1)
 _COUNT = re.compile(rb"(\d{1,12}) (\d{1,12})")
 # What of the client's headers the engine may see. Never authorization or cookies.
-_FORWARDED = frozenset(
-    (b"content-type", b"accept", b"traceparent", b"tracestate", b"anthropic-version", EVERY_TOKEN_HEADER)
-)
+_FORWARDED = frozenset((b"content-type", b"accept", b"anthropic-version", EVERY_TOKEN_HEADER))
 
 
 class Request:
@@ -131,6 +129,7 @@ class Request:
             LEASE_HEADER + b": " + grant.token.encode(),
             COUNT_HEADER + b": " + number.encode(),
             *self._lines,
+            *(name + b": " + value for name, value in answer.record.trace.headers(self._headers)),
         ]
         if self._adapter:
             name, path = self._adapter
