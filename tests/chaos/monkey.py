@@ -31,7 +31,7 @@ GATEWAY_KILLS = 2
 # A stress, not an absence: no replica or gateway is taken away while fewer of them than this are well.
 WELL = 2
 # A line of a gateway's access log.
-SERVED = re.compile(r"gateway_Gateway (\S+) \S+ -- POST / 200 ")
+SERVED = re.compile(r'gateway_Gateway (\S+) \S+ -- \{"at":.*"status":200,')
 LOOK_S = 0.25
 # How long the product has until it must have replaced everything that was stopped, and be whole again.
 WHOLE_S = 120.0

@@ -33,7 +33,7 @@ class EngineMetrics:
             "prefix_cache_hits": Counter,
         }
         self._series = [
-            kind(f"ray_vllm_{name}", name, labels, registry=registry).labels("seen", "a")
+            kind(f"ray_vllm_{name}", name, labels, registry=registry).labels("board", "a")
             for name, kind in kinds.items()
         ]
         self._server, self._thread = start_http_server(0, HOST, registry)
@@ -56,14 +56,14 @@ def ask(model: str, **more: Any) -> dict[str, Any]:
 @pytest.fixture
 def troubled(yard_cluster: Cluster) -> Iterator[Cluster]:
     """With a model whose replicas may die, one that sleeps, and a name that falls back."""
-    alias = {"to": "gone", "fallback": ["seen"]}
+    alias = {"to": "gone", "fallback": ["board"]}
     gateway = {"name": GATEWAY, "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"}
     named = {"deployments": [{"name": GATEWAY_DEPLOYMENT, "user_config": {"names": {"alias": alias}}}]}
     sleeper = fake_app("sleeper", bounds=(0, 1), scaling={"idle_s": 600})
-    yard_cluster.deploy(gateway | named, fake_app("seen", replicas=2), sleeper)
+    yard_cluster.deploy(gateway | named, fake_app("board", replicas=2), sleeper)
     yield yard_cluster
     yard_cluster.deploy(gateway)
-    yard_cluster.remove("seen", "sleeper")
+    yard_cluster.remove("board", "sleeper")
 
 
 @needs_prometheus
@@ -86,15 +86,15 @@ def test_every_panel_has_data(troubled: Cluster, tmp_path: Path) -> None:
             troubled.wait_state("sleeper", "asleep")
             assert client.post(CHAT, json=ask("sleeper")).is_success
             assert client.post(CHAT, json=ask("nobody")).status_code == 404
-            with client.stream("POST", CHAT, json=ask("seen", stream=True, fake={"hang": 2})) as answer:
+            with client.stream("POST", CHAT, json=ask("board", stream=True, fake={"hang": 2})) as answer:
                 next(answer.iter_lines())
             # A stream that moves, and one of several answers, which cannot.
             for answers in (1, 2):
-                client.post(CHAT, json=ask("seen", stream=True, n=answers, fake={"die": 3, "interval_s": 0.1}))
+                client.post(CHAT, json=ask("board", stream=True, n=answers, fake={"die": 3, "interval_s": 0.1}))
 
             def complete() -> bool:
                 engines.move()
-                assert client.post(CHAT, json=ask("seen", stream=True)).is_success
+                assert client.post(CHAT, json=ask("board", stream=True)).is_success
                 missing[:] = [(title, query) for title, query in missing if not found(asked, query)]
                 return not missing
 
