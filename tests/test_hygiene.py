@@ -22,7 +22,6 @@ from serve_app.gateway.record import Record
 from serve_app.gateway.relay import relayed_error
 from serve_app.gateway.request import Request, clean_request_id
 from serve_app.gateway.routes import BY_PATH, RELAYED
-from serve_app.gateway.tally import Tally
 from serve_app.model.http_server import MAX_UNPARSED_BYTES
 from tests.fuzz.case import Case, Headers
 from tests.fuzz.client import ask
@@ -292,8 +291,9 @@ def from_below(frames: int, call: Callable[[], object]) -> object:
 
 
 def why_not(body: bytes) -> object:
-    request = Request(ROUTE, {}, Fields(model="chat"), body, Ticket(1), Tally())
-    answer = Answer(_nowhere, "openai", Record(lambda *_labels, **_value: None, CHAT))
+    record = Record(lambda *_labels, **_value: None, CHAT)
+    request = Request(ROUTE, {}, Fields(model="chat"), body, Ticket(1), record)
+    answer = Answer(_nowhere, "openai", record)
     answer.started, answer.generation = True, b"1"
     return request.why_not(answer)
 

@@ -15,13 +15,13 @@ from serve_app.config import FakeScript, GatewaySettings
 from serve_app.gateway import key_file, quotas
 from serve_app.gateway.fields import Fields
 from serve_app.gateway.lease import Lease
+from serve_app.gateway.record import Record
 from serve_app.gateway.request import Request
 from serve_app.gateway.routes import BY_PATH
-from serve_app.gateway.tally import Tally
 from serve_app.gateway.upstream import Connection
 from serve_app.lease import Counted, Grant
 from serve_app.quota import Amount, Ledger, Limits, Purse, spare
-from tests.inprocess import FakeModel, Replica, Yard, model, yard
+from tests.inprocess import FakeModel, Noted, Replica, Yard, model, yard
 
 KEY, OTHER = "my-" + "k" * 43, "my-" + "o" * 43
 CHAT = "/v1/chat/completions"
@@ -148,7 +148,7 @@ async def test_tokens_are_settled_by_what_was_counted(settings: GatewaySettings,
 async def test_what_is_no_count_is_none(words: bytes) -> None:
     """Whatever a replica says where its count should be; then the lease may still say it."""
     lease = Lease(Grant("r", "h", 1, "t", "g"), Connection(), None)
-    request = Request(BY_PATH[CHAT], {}, Fields(model="chat"), b"", Ticket(1), Tally())
+    request = Request(BY_PATH[CHAT], {}, Fields(model="chat"), b"", Ticket(1), Record(Noted(), CHAT))
     number = request.count_on(lease)
     request.counted(lease, number, words)
     assert request.tally.used is None

@@ -15,6 +15,7 @@ from geventhttpclient.response import HTTPParseError, HTTPSocketResponse
 from geventhttpclient.url import URL
 
 from loadtest.events import Events
+from serve_app.endpoint import address_of
 
 CONNECT_S = 10.0
 # Open at once, at most: none of them waits for another.
@@ -23,7 +24,6 @@ EVENT_END = b"\n\n"
 JSON = {"content-type": "application/json"}
 # Characters of what kind of error it is.
 MOST_KIND = 100
-JSON = {"content-type": "application/json"}
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Client:
     """``url``: the endpoint, with or without ``/v1``. ``silence_s``: the longest wait for a byte of an answer."""
 
     def __init__(self, url: str, silence_s: float) -> None:
-        parsed = URL(url.rstrip("/").removesuffix("/v1"))
+        parsed = URL(address_of(url))
         self._prefix = parsed.path.rstrip("/")
         self._http = HTTPClient.from_url(
             parsed, concurrency=MOST_OPEN, connection_timeout=CONNECT_S, network_timeout=silence_s

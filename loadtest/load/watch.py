@@ -7,6 +7,7 @@ import gevent
 import httpx
 
 from loadtest.load.record import Sample
+from serve_app.endpoint import address_of
 
 EVERY_S = 1.0
 TIMEOUT_S = 5.0
@@ -16,7 +17,7 @@ def watch(url: str, key: str, models: set[str], now: Callable[[], float], note: 
     """Ask every second, for ever, and ``note`` what it says of ``models``; kill the greenlet to end it. What does not
     answer, or is no Modelyard gateway, gives no samples: the load goes on."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, trust_env=False) as client:
+    with httpx.Client(base_url=address_of(url), headers=headers, trust_env=False) as client:
         while True:
             at = now()
             for sample in look(client, models, at):

@@ -128,7 +128,7 @@ class GatewayApp:
                     return
                 caller = None
             if route is not None:
-                await self._relay(route, caller or ANYBODY, scope, receive, send, trace)
+                await self._relay(route, caller or ANYBODY, headers, receive, send, trace)
                 return
             scope[CALLER] = caller
         await self._api(scope, receive, send)
@@ -182,9 +182,6 @@ def build_api(directory: Directory, relay: Relay, exposition: Exposition, usage:
         redirect_slashes=False,  # to wherever the client's Host header says
     )
 
-    def described(model: Model, caller: Caller) -> dict[str, Any]:
-        return _described(model, caller, directory.report().get(model.name, {}))
-
     @api.get("/health", tags=["operations"], summary="This gateway process lives")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
@@ -195,19 +192,19 @@ def build_api(directory: Directory, relay: Relay, exposition: Exposition, usage:
         if request.scope[CALLER] is None and model is None:
             return JSONResponse({"status": "ready"})
         caller = _caller(request)
-        catalog = relay.catalog(caller)
+        catalog, pools = relay.catalog(caller), directory.report()
         if model is not None:
             found = relay.resolve(model, caller)
             if found.state not in (State.READY, State.ASLEEP):
                 raise errors.Unavailable(
                     f"The model {model!r} is {found.state}: {found.reason}", retry_after_s=found.card.ready_in_s or 10
                 )
-            return JSONResponse({"status": "ready", "model": described(found, caller)})
+            return JSONResponse({"status": "ready", "model": _described(found, caller, pools)})
         return JSONResponse(
             {
                 "status": "ready",
                 "gateway": exposition.gateway,
-                "models": {name: described(model, caller) for name, model in catalog.models.items()},
+                "models": {name: _described(model, caller, pools) for name, model in catalog.models.items()},
                 "ids": {asked: _tasks(model) for asked, model in sorted(relay.listed(caller).items())},
                 "conflicts": list(catalog.conflicts),
                 "failures": [asdict(failure) for failure in relay.failures.of(catalog.models)],
@@ -338,8 +335,10 @@ def _document_relayed(api: FastAPI) -> None:
     api.openapi = openapi  # type: ignore[method-assign]
 
 
-def _described(model: Model, caller: Caller, pool: Mapping[str, int]) -> dict[str, Any]:
-    """``in_flight`` and ``waiting`` are this gateway's, ``held`` all gateways'; ``engines`` has what the engines do."""
+def _described(model: Model, caller: Caller, pools: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """``in_flight`` and ``waiting`` are this gateway's, ``held`` all gateways'; ``engines`` has what the engines do.
+    ``pools``: what each model's pool holds."""
+    pool = pools.get(model.name, {})
     return {
         "state": model.state,
         "reason": model.reason,

@@ -153,7 +153,7 @@ class Record:
             self.status = self.status or (error.status if isinstance(error, errors.ModelyardError) else 500)
         elif self.engine_failed:
             self._outcome, self._reason = "broken", ENGINE
-        if self._failures is not None and self.model and self._outcome in ("refused", "broken"):
+        if self._failures is not None and self.model and self._failed:
             said_id = self.id.decode("latin-1")
             self._failures.add(Failure(time.time(), self.model, self._route, self.status, self._reason, said_id))
         self._count(REQUESTS, f"{self.status // 100}xx", self._reason)
@@ -174,7 +174,8 @@ class Record:
                     self._count(TOKENS, what, value=tokens)
             if self._outcome == "ok" and self._is_stream and self._began is not None and counted.generated > 1:
                 self._count(TOKEN_TIME, value=(self._ended - self._began) / (counted.generated - 1))
-        self._tell_trace(counted)
+        if self.trace is not NOT_TRACED:
+            self._tell_trace(counted)
         if self._told is not None:
             self._told(self._key, self.model or OTHER, self._use(counted))
         if not serve_log.access.isEnabledFor(logging.INFO):
@@ -210,16 +211,20 @@ class Record:
             "modelyard.moves": self.moves,
             "modelyard.outcome": self._outcome,
         }
-        self.trace.tell(facts, "" if self._outcome in ("ok", "client left") else self._reason)
+        self.trace.tell(facts, self._reason if self._failed else "")
 
     def _use(self, counted: Counted | None) -> Use:
         return Use(
             requests=1,
-            errors=int(self._outcome in ("refused", "broken")),
+            errors=int(self._failed),
             prompt_tokens=counted.prompt if counted else 0,
             generated_tokens=counted.generated if counted else 0,
             uncounted=int(not self.tally.known),
         )
+
+    @property
+    def _failed(self) -> bool:
+        return self._outcome in ("refused", "broken")
 
     def _how_far(self, waited: bool) -> str:
         if self._began is not None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from serve_app import errors, names
-from serve_app.asgi import ClientLeft, Receive, Scope, Send, read_body, while_client_stays
+from serve_app.asgi import ClientLeft, Receive, Send, read_body, while_client_stays
 from serve_app.catalog import Catalog, Model, State
 from serve_app.config import GatewaySettings
 from serve_app.errors import ModelyardError
@@ -67,9 +67,8 @@ class Relay:
         self._names_of: tuple[object, object] = (None, None)  # what ``_names`` was made from
 
     async def __call__(
-        self, route: Route, caller: Caller, scope: Scope, receive: Receive, send: Send, trace: Trace
+        self, route: Route, caller: Caller, headers: dict[bytes, bytes], receive: Receive, send: Send, trace: Trace
     ) -> None:
-        headers = dict(scope["headers"])
         given_id = clean_request_id(headers.get(b"x-request-id", b""))
         record = Record(self._note, route.path, caller.name, given_id, self._used, self.failures, trace)
         answer = Answer(send, route.protocol, record)
@@ -183,8 +182,9 @@ class Relay:
             body, fields = changed, parse(changed)
         context = meant.card.facts.max_model_len if meant.card.facts else None
         ticket = replace(ticket_of(route, fields, len(body), context), key=caller.name, priority=caller.rank)
-        request = Request(route, headers, fields, body, ticket, record.tally)
-        record.id = request.id
+        # Also the answer's id in vLLM: one that is continued elsewhere keeps it.
+        record.id = record.id or secrets.token_hex(16).encode()
+        request = Request(route, headers, fields, body, ticket, record)
         answer.tells_timing = request.wants_timing
         targets = choice.targets if request.may_fall_back else choice.targets[:1]
         if not caller.limits:

@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-import secrets
 
 from serve_app import resume
 from serve_app.admission import Ticket
@@ -11,8 +10,8 @@ from serve_app.asgi import says_yes
 from serve_app.gateway.answer import Answer
 from serve_app.gateway.fields import SESSION_HEADER, TIMEOUT_HEADER, Fields, longest_wait_s, prefix_of
 from serve_app.gateway.lease import Lease
+from serve_app.gateway.record import Record
 from serve_app.gateway.routes import Route
-from serve_app.gateway.tally import Tally
 from serve_app.lease import (
     ADAPTER_HEADER,
     ADAPTER_PATH_HEADER,
@@ -51,7 +50,7 @@ _FORWARDED = frozenset((b"content-type", b"accept", b"anthropic-version", EVERY_
 
 
 class Request:
-    """Read once, here; the body passes as it is. ``tally``: is told what it costs."""
+    """Read once, here; the body passes as it is. ``record``: has its id, and is told what it costs."""
 
     def __init__(
         self,
@@ -60,25 +59,23 @@ class Request:
         fields: Fields,
         body: bytes,
         ticket: Ticket,
-        tally: Tally,
+        record: Record,
     ) -> None:
         self.route = route
         self.asked = str(fields.model)
         self.body = body
         self.ticket = ticket
-        self.tally = tally
+        self.tally = record.tally
         self.longest_wait_s = longest_wait_s(headers)
         self.streams = route.streams and fields.stream is True
         self.keep_alive = says_yes(headers, KEEP_ALIVE_HEADER)
         self.wants_timing = says_yes(headers, TELL_TIMING_HEADER)
         self.may_fall_back = not says_yes(headers, NO_FALLBACK_HEADER)
-        # Also the answer's id in vLLM: one that is continued elsewhere keeps it.
-        self.id = clean_request_id(headers.get(b"x-request-id", b"")) or secrets.token_hex(16).encode()
         self._headers = headers
         self._fields = fields
         self._adapter: tuple[str, str] | None = None
         self._prefix: Prefix | None = None
-        self._lines = [ASKED_MODEL_HEADER + b": " + self.asked.encode(), b"x-request-id: " + self.id]
+        self._lines = [ASKED_MODEL_HEADER + b": " + self.asked.encode(), b"x-request-id: " + record.id]
         self._lines += [name + b": " + value for name, value in headers.items() if name in _FORWARDED]
         if ticket.priority:
             self._lines.append(PRIORITY_HEADER + f": {ticket.priority}".encode())

@@ -119,7 +119,7 @@ class Card:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         signals = self._memory.signals()
-        kv_usage = signals.kv_usage / max(1, signals.replicas)
+        kv_usage = signals.load.kv_usage if signals.load else 0.0
         for metric, value in ((SCALING_QUEUE, signals.queue), (ENGINES, signals.replicas), (KV_USAGE, kv_usage)):
             self._gauges[metric].set(value, {"model": self._name})
         if signals.queue:
