@@ -21,7 +21,7 @@ class AppSnapshot:
 
     ``running``: replicas that answer; None where Serve does not say, as while it builds a changed application.
     ``failed``: Serve has given up deploying it. ``wanted``: replicas exist or are being made. ``updating``: Serve is
-    replacing its replicas, or has given that up.
+    replacing its replicas, or has given that up. ``start_failed``: ``message`` is of a replica that could not start.
     """
 
     name: str
@@ -30,6 +30,7 @@ class AppSnapshot:
     failed: bool
     message: str = ""
     updating: bool = False
+    start_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,9 @@ def _trouble(app: AppSnapshot, card: CardView) -> str:
     if card.error:
         return f"{'the new version' if app.updating else 'a further replica'} cannot start: {card.error}"
     if app.updating and app.message:
-        return f"{'the new version cannot start' if app.failed else 'not every replica runs yet'}: {app.message}"
+        # A card that is made anew with the version has perhaps not heard of its failed start: Serve has.
+        cannot = app.failed or app.start_failed
+        return f"{'the new version cannot start' if cannot else 'not every replica runs yet'}: {app.message}"
     return ""
 
 

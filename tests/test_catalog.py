@@ -112,6 +112,11 @@ def test_a_failure_says_why() -> None:
         (AppSnapshot("m", 1, wanted=True, failed=False, updating=True), CardView(error="no file"), "the new version"),
         (AppSnapshot("m", 1, wanted=True, failed=False), CardView(error="no file"), "a further replica cannot start"),
         (AppSnapshot("m", 1, wanted=True, failed=True, message="no", updating=True), CardView(), "the new version"),
+        (
+            AppSnapshot("m", 1, wanted=True, failed=False, message="no", updating=True, start_failed=True),
+            CardView(),
+            "the new version cannot start",
+        ),
     ],
 )
 def test_a_ready_model_says_what_goes_wrong_beside_it(app: AppSnapshot, card: CardView, reason: str) -> None:

@@ -72,6 +72,17 @@ def test_an_update_is_told_from_a_settled_model() -> None:
         snapshot = snapshot_of("m", overview(status, Model=model, Card=card))
         assert snapshot is not None
         assert (snapshot.running, snapshot.updating, snapshot.message) == (1, updating, model.message)
+        assert not snapshot.start_failed
+
+
+def test_a_start_that_failed_is_told_before_serve_gives_up() -> None:
+    """Serve's message of one attempt (Ray 2.60's words): the version cannot start, though two attempts are left."""
+    model = deployment(
+        "UPDATING", 1, "A replica failed to start with exception. Retrying 2 more time(s). Error:\nValueError: no"
+    )
+    snapshot = snapshot_of("m", overview("DEPLOYING", Model=model, Card=deployment("HEALTHY", 1)))
+    assert snapshot is not None
+    assert (snapshot.failed, snapshot.start_failed, snapshot.message) == (False, True, "no")
 
 
 class _Called(Exception):

@@ -200,7 +200,8 @@ def snapshot_of(name: str, app: ApplicationStatusOverview) -> AppSnapshot | None
         return None
     running = model.replica_states.get("RUNNING", 0)
     # A model that was woken and cannot start: Serve gives up after three attempts, until it is deployed again.
-    failed = failed or (model.status == "UNHEALTHY" and "failed to start" in model.message and not running)
+    start_failed = "failed to start" in model.message
+    failed = failed or (model.status == "UNHEALTHY" and start_failed and not running)
     return AppSnapshot(
         name=name,
         running=running,
@@ -208,6 +209,7 @@ def snapshot_of(name: str, app: ApplicationStatusOverview) -> AppSnapshot | None
         failed=failed,
         message=in_short(model.message or app.message),
         updating=failed or model.status == "UPDATING",
+        start_failed=start_failed,
     )
 
 
