@@ -58,7 +58,7 @@ def body(load: Load) -> bytes:
 async def _one(load: Load) -> bytes:
     connection = await Connection.open("127.0.0.1", load.port)
     try:
-        return (await _stream(connection, load))[1]
+        return (await stream(connection, load))[1]
     finally:
         connection.close()
 
@@ -82,10 +82,10 @@ async def _run(load: Load) -> Taken:
 
 
 async def _passes(connection: Connection, load: Load) -> list[float]:
-    return [(await _stream(connection, load))[0] for _ in range(load.passes)]
+    return [(await stream(connection, load))[0] for _ in range(load.passes)]
 
 
-async def _stream(connection: Connection, load: Load) -> tuple[float, bytes]:
+async def stream(connection: Connection, load: Load) -> tuple[float, bytes]:
     """Seconds to the first chunk, and the whole answer."""
     request = json.dumps(
         {

@@ -37,6 +37,11 @@ SETTINGS = (
         "costs one generation, and the first ends with its gateway.",
     ),
     Setting(
+        haproxy.MAXCONN,
+        "16384",
+        f"Clients at once per node; those beyond wait without a word. Serve's default: {haproxy.SERVES_MAXCONN:,}.",
+    ),
+    Setting(
         "RAY_process_group_cleanup_enabled",
         "true",
         "When a replica dies, Ray ends the processes that it had started too: an engine left behind keeps its memory.",

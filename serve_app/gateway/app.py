@@ -15,7 +15,7 @@ from ray.serve import Application
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from serve_app import __version__, errors, ray_env, serve_log
+from serve_app import __version__, errors, open_files, ray_env, serve_log
 from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, bounded, check_head, respond, while_client_stays
 from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
@@ -39,6 +39,8 @@ logger = logging.getLogger("ray.serve")
 
 # A start waits so long for Serve's first answer; without it, requests get 503 until there is one.
 FIRST_LOOK_S = 5.0
+# As many as one gateway was seen to hold (docs/performance.md); where its files allow fewer, it says so.
+FEW_STREAMS = 5000
 # What answers without a key where keys are configured: probes have none, and a page has no model's name in it until it
 # was given one.
 WITHOUT_KEY = frozenset(("/health", "/ready", *status_page.FILES))
@@ -73,6 +75,8 @@ class Gateway:
                 f"Not set when Ray started: {', '.join(names)}. Everything works, more slowly and with less cleaning "
                 'up after crashes. To set them: stop Ray, run `eval "$(modelyard env)"`, start again.'
             )
+        if (streams := open_files.most_streams()) < FEW_STREAMS:
+            logger.warning(f"This gateway can hold {streams:,} streams at once. {open_files.REMEDY}")
         # Serve sends requests as soon as this returns: a gateway that comes back must not refuse the first ones.
         await self._directory.start(FIRST_LOOK_S)
 
