@@ -91,7 +91,7 @@ def model_of(app: AppSnapshot, card: CardView) -> Model:
         return Model(app.name, State.FAILED, card.error or app.message or "the deployment failed", 0, card)
     if not app.wanted and card.created:
         return Model(app.name, State.ASLEEP, "scaled to zero; a request wakes it", 0, card)
-    reasons = (f"last start failed: {card.error}" if card.error else "", _progress(card), app.message)
+    reasons = (f"last start failed: {card.error}" if card.error else "", _progress(card), card.loading, app.message)
     return Model(app.name, State.STARTING, "; ".join(filter(None, reasons)) or "starting", 0, card)
 
 

@@ -42,6 +42,7 @@ __all__ = ["Fault", "Report", "check_config", "check_file"]
 Fields = dict[str, Any]
 Loader = Callable[[], Fields | None]
 _DEMO = config.Source(demo="smollm2-135m-instruct")
+_HUB_TOKENS = frozenset(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))
 
 
 @dataclass(frozen=True)
@@ -338,6 +339,9 @@ class _Checker:
         for part in ("engine", "frontend"):
             if isinstance(kept.get(part), dict) and kept[part]:
                 kept[part] = self.arguments(f"{path}.{part}", part, kept[part])
+        env = kept.get("env")
+        for name in _HUB_TOKENS & env.keys() if isinstance(env, dict) else ():
+            self.fault(f"{path}.env.{name}", "Ray's dashboard would show it", "set it in the environment of the nodes")
         engine, resources = kept.get("engine"), kept.get("resources")
         if isinstance(engine, dict) and isinstance(resources, dict):
             key = "gpu_memory_utilization"

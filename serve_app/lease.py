@@ -107,7 +107,8 @@ class CardView:
     of those. ``waking_for_s``: how long it has been waking now; None where it is not. ``held``: requests that wait at
     gateways. ``load``: what its engines do, all together, with the mean of their ``kv_usage``; None: none has told
     lately. ``facts`` survive the last replica, so that a sleeping model is still described. ``error``: why the newest
-    start failed, one line; None where it succeeded or is not over. ``alive``: replicas that were heard of lately.
+    start failed, one line; None where it succeeded or is not over. ``loading``: how far a start is that is under way,
+    one line. ``alive``: replicas that were heard of lately.
     ``created``: when the card was made, Unix time in seconds; 0: it has not been heard yet.
     """
 
@@ -120,6 +121,7 @@ class CardView:
     wake_s: float | None = None
     waking_for_s: float | None = None
     error: str | None = None
+    loading: str = ""
     alive: int = 0
     held: int = 0
     load: EngineStats | None = None

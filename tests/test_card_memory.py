@@ -46,6 +46,18 @@ def test_a_later_start_that_succeeds_clears_the_error(card: CardMemory) -> None:
     assert (told.error, told.facts, told.start_s, told.alive) == (None, NEW, 15, 2)
 
 
+def test_how_far_a_start_is_shows_until_it_is_over(card: CardMemory, clock: Clock) -> None:
+    """The newest line of any replica; what one that ended has said is forgotten soon, and a silent one's too."""
+    card.loading("a", "downloading: 1 GB")
+    clock.now += 1
+    card.loading("b", "loading for 3 s")
+    assert card.view().loading == "loading for 3 s"
+    card.started(StartReport("b", 1.0, facts=NEW, seconds=20))
+    assert card.view().loading == "downloading: 1 GB"
+    clock.now += SILENT_NUMBERS_S
+    assert card.view().loading == ""
+
+
 def test_who_is_silent_is_not_alive(card: CardMemory, clock: Clock) -> None:
     """A replica that missed three reports is no longer counted; what it was is still known."""
     card.started(StartReport("gone", 1.0, facts=OLD, seconds=10))

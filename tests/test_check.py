@@ -116,6 +116,13 @@ def test_three_planted_faults_are_all_named() -> None:
     ]
 
 
+def test_a_hubs_token_is_no_part_of_a_file() -> None:
+    """It is a secret: Ray's dashboard shows a deployment's arguments to whoever may look."""
+    assert _lines(_check(_model(env={"HF_TOKEN": "hf_x", "HF_ENDPOINT": "http://mirror"}))) == [
+        "args.env.HF_TOKEN: Ray's dashboard would show it; set it in the environment of the nodes"
+    ]
+
+
 # --- Keys at the wrong level
 
 

@@ -101,6 +101,10 @@ class Card:
         self._memory.started(start)
         return self._memory.settings.limits
 
+    async def loading(self, replica: str, progress: str) -> None:
+        """A replica says how far its start is."""
+        self._memory.loading(replica, progress)
+
     async def engine(self, replica: str, stats: EngineStats) -> None:
         """A replica says what its engine has to do."""
         self._memory.engine(replica, stats)
@@ -158,7 +162,8 @@ class Model:
         self._engine = build_engine(args, self._app_name)
         started, at = time.monotonic(), time.time()
         try:
-            facts = await self._engine.start()
+            # From any thread, and nobody waits for it: the next line says it too.
+            facts = await self._engine.start(lambda progress: self._card.loading.remote(self._replica, progress))
         except Exception as error:
             self._engine.shutdown()
             await self._tell_card(StartReport(self._replica, at, error=one_line(error)))

@@ -30,6 +30,7 @@ class CardMemory:
         self._described = StartReport("", at=0.0)  # the newest that succeeded
         self._start_s: dict[str, float] = {}  # by replica, newest last
         self._heard: dict[str, float] = {}  # when each replica last said that it runs
+        self._loading: dict[str, tuple[str, float]] = {}  # by replica
         self._engines: dict[str, tuple[EngineStats, float]] = {}  # by replica
         self._held: dict[str, tuple[int, float]] = {}  # by gateway
         self._waking_since: float | None = None
@@ -48,6 +49,7 @@ class CardMemory:
             wake_s=statistics.median(self._wake_s) if self._wake_s else None,
             waking_for_s=None if self._waking_since is None else self._clock() - self._waking_since,
             error=self._newest.error,
+            loading=self._loading_now(),
             alive=len(self._lately(self._heard)),
             held=self._held_now(),
             load=self.signals().load,
@@ -57,6 +59,7 @@ class CardMemory:
     def started(self, start: StartReport) -> None:
         """A replica says how its start went. Saying it again changes nothing, and the newest start is what counts:
         old replicas that still answer do not hide that their successors cannot start."""
+        self._loading.pop(start.replica, None)
         if start.at >= self._newest.at:
             self._newest = start
         if start.facts is not None and start.at >= self._described.at:
@@ -71,6 +74,10 @@ class CardMemory:
             self._start_s[start.replica] = start.seconds
             while len(self._start_s) > STARTS_KEPT:
                 del self._start_s[next(iter(self._start_s))]
+
+    def loading(self, replica: str, progress: str) -> None:
+        """How far the start of ``replica`` is."""
+        self._loading[replica] = (progress, self._clock())
 
     def engine(self, replica: str, stats: EngineStats) -> None:
         self._engines[replica] = (stats, self._clock())
@@ -99,6 +106,12 @@ class CardMemory:
         since = self._clock() - SILENT_NUMBERS_S
         self._held = {gateway: found for gateway, found in self._held.items() if found[1] > since}
         return sum(requests for requests, _ in self._held.values())
+
+    def _loading_now(self) -> str:
+        """Of the replica that told last, in case of several."""
+        since = self._clock() - SILENT_NUMBERS_S
+        self._loading = {replica: found for replica, found in self._loading.items() if found[1] > since}
+        return max(self._loading.values(), key=lambda found: found[1], default=("", 0.0))[0]
 
     def _lately(self, heard: dict[str, float]) -> dict[str, float]:
         since = self._clock() - SILENT_REPLICA_S

@@ -30,12 +30,13 @@ from serve_app.model.chunks import PAUSE, Pace, Pause
 from serve_app.model.commit_late import ADMISSION, Admission, CommitLate
 from serve_app.model.counting import COUNTING
 from serve_app.model.engine_args import read_numbers
-from serve_app.model.engine_protocol import ASKED_MODEL, EVERY_TOKEN, PRIORITY, Adapter
+from serve_app.model.engine_protocol import ASKED_MODEL, EVERY_TOKEN, PRIORITY, Adapter, nobody_hears
 from serve_app.model.gpu_turn import gpu_turn
 from serve_app.model.journal import JOURNAL, Journal
+from serve_app.model.loading import download, told
 from serve_app.model.token_rate import TokenRate
 from serve_app.scaling import EngineStats
-from serve_app.sources import read_shape, resolve
+from serve_app.sources import SourceError, read_shape, resolve
 
 logger = logging.getLogger("ray.serve")
 
@@ -107,7 +108,12 @@ def model_and_tokenizer(source: Source) -> dict[str, str]:
     if source.demo is not None:
         return {"model": demo_folder()} | tokenizer
     if source.path is not None:
-        return {"model": str(resolve(source))} | tokenizer
+        if not (folder := resolve(source)).is_dir():
+            # vLLM would ask a hub for it.
+            raise SourceError(
+                f"there is no folder {folder} on this node: bring the model to every node that may run it"
+            )
+        return {"model": str(folder)} | tokenizer
     return shape_folder(source)
 
 
@@ -170,18 +176,22 @@ class VllmEngine:
         self._pace = Pace(RequestLimits().chunk_s)
         self._prefix_cache = Counter(queries=0, hits=0)  # in tokens, as vLLM counts them
 
-    async def start(self) -> EngineFacts:
+    async def start(self, tell: Callable[[str], object] = nobody_hears) -> EngineFacts:
         # Quiet by default; a config's `env:` wins because it is already in the environment.
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         # The gateway keeps no stored responses, so the replica must not either.
         os.environ.setdefault("VLLM_ENABLE_RESPONSES_API_STORE", "0")
-        engine_args = _first(ENGINE_ARGS)(**engine_arguments(self._args, self._name))
+        # What the hub refuses is known before vLLM tries for a while, and in better words.
+        downloading = download(self._args.source, self._args.engine)
+        arguments = engine_arguments(self._args, self._name)
+        engine_args = _first(ENGINE_ARGS)(**arguments)
         shared = self._args.resources.shares_a_gpu
         turn = gpu_turn(os.environ.get("CUDA_VISIBLE_DEVICES", "")) if shared else contextlib.nullcontext()
         async with turn:
             # vLLM's own metrics go to Ray's, in the place of a `/metrics` that nobody reaches here.
             loggers = [_stat_logger(self._note_step), _ray_stat_logger()]
-            self._llm = start_engine(engine_args, stat_loggers=loggers)
+            with told(tell, downloading):
+                self._llm = start_engine(engine_args, stat_loggers=loggers)
         # A set in another order in each process.
         tasks = tuple(sorted(await self._llm.get_supported_tasks()))
         self._app = await self._build_app(engine_args, tasks)

@@ -1,5 +1,6 @@
 """What a model replica needs of an engine. ``engine.py`` (vLLM) and ``fake_engine.py`` have this shape."""
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,9 +32,14 @@ class Adapter:
 ADAPTER: ContextVar[Adapter | None] = ContextVar("adapter", default=None)
 
 
+def nobody_hears(_progress: str) -> None:
+    """For starts that nobody watches."""
+
+
 class Engine(Protocol):
-    async def start(self) -> EngineFacts:
-        """Load the model. Returns when requests can be answered; raises with the cause otherwise."""
+    async def start(self, tell: Callable[[str], object] = nobody_hears) -> EngineFacts:
+        """Load the model. Returns when requests can be answered; raises with the cause otherwise. ``tell`` gets a line
+        now and then on how far it is, from any thread."""
 
     @property
     def asgi(self) -> ASGIApp:

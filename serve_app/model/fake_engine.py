@@ -29,8 +29,9 @@ from serve_app.config import FakeScript
 from serve_app.lease import EngineFacts
 from serve_app.model.adapters import Adapted, Adapters
 from serve_app.model.counting import COUNTING
-from serve_app.model.engine_protocol import ADAPTER, ASKED_MODEL, Adapter
+from serve_app.model.engine_protocol import ADAPTER, ASKED_MODEL, Adapter, nobody_hears
 from serve_app.model.journal import JOURNAL, Journal
+from serve_app.model.loading import told
 from serve_app.model.token_rate import TokenRate
 from serve_app.scaling import EngineStats
 
@@ -139,8 +140,9 @@ class FakeEngine:
         self._process = EngineProcess() if script.process else None
         self._adapters = Adapters(_load, _unload, _ADAPTERS)
 
-    async def start(self) -> EngineFacts:
-        await asyncio.sleep(self._script.start_s)
+    async def start(self, tell: Callable[[str], object] = nobody_hears) -> EngineFacts:
+        with told(tell, None):
+            await asyncio.sleep(self._script.start_s)
         if self._script.fail_start is not None:
             raise RuntimeError(self._script.fail_start)
         if self._process is not None:

@@ -30,6 +30,10 @@ class CheckpointError(RuntimeError):
     """The config of a source cannot be had, in one line that says what to do."""
 
 
+class Unobtainable(CheckpointError):
+    """The hub has no such model, or not for this account, or it may not or cannot be asked: no engine would get it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """``config``: the parsed ``config.json``. ``origin``: where it came from, in words.
@@ -61,6 +65,11 @@ def checkpoint_config(source: Source, engine: Mapping[str, Any], env: Mapping[st
     except SourceError as e:
         raise CheckpointError(str(e)) from e
     raise CheckpointError("the scripted fake engine has no checkpoint")
+
+
+def hub_folder(repo: str, env: Mapping[str, str]) -> Path:
+    """Where the hub cache keeps the model ``repo``; it need not be there."""
+    return _cache_folder(repo, _Hub.of(env).cache)
 
 
 def _demo() -> Checkpoint:
@@ -133,7 +142,7 @@ def _from_hub(repo: str, revision: str, hub: _Hub) -> Checkpoint:
         except SourceError as e:
             raise CheckpointError(f"{e}; remove it to have it fetched again") from e
     if hub.offline:
-        raise CheckpointError(
+        raise Unobtainable(
             f"{repo} ({revision}) is not in the hub cache {hub.cache} and HF_HUB_OFFLINE is set: fetch it with "
             f"`hf download {repo} config.json`, or unset HF_HUB_OFFLINE"
         )
@@ -150,7 +159,7 @@ def _from_hub(repo: str, revision: str, hub: _Hub) -> Checkpoint:
         why = f"no answer within {TIMEOUT_S:g} s"
     except httpx.HTTPError as error:
         why = str(error) or type(error).__name__
-    raise CheckpointError(
+    raise Unobtainable(
         f"{hub.endpoint} cannot be reached for {repo} ({why}): set HF_ENDPOINT to a mirror, or plan with a local copy "
         "of the model's config.json as source.path or source.shape"
     )
@@ -158,7 +167,7 @@ def _from_hub(repo: str, revision: str, hub: _Hub) -> Checkpoint:
 
 def _cached(repo: str, revision: str, cache: Path) -> Path | None:
     """The folder of a downloaded revision that has a ``config.json``."""
-    root = cache / f"models--{repo.replace('/', '--')}"
+    root = _cache_folder(repo, cache)
     try:
         commit = (root / "refs" / revision).read_text().strip()
     except OSError:
@@ -167,9 +176,13 @@ def _cached(repo: str, revision: str, cache: Path) -> Path | None:
     return snapshot if (snapshot / "config.json").is_file() else None
 
 
+def _cache_folder(repo: str, cache: Path) -> Path:
+    return cache / f"models--{repo.replace('/', '--')}"
+
+
 def _parsed(answer: httpx.Response, repo: str, revision: str, hub: _Hub) -> Mapping[str, Any]:
     if not answer.is_success:
-        raise CheckpointError(_refusal(answer, repo, revision, hub))
+        raise _refusal(answer, repo, revision, hub)
     try:
         config = answer.json()
     except ValueError:
@@ -179,21 +192,25 @@ def _parsed(answer: httpx.Response, repo: str, revision: str, hub: _Hub) -> Mapp
     return config
 
 
-def _refusal(answer: httpx.Response, repo: str, revision: str, hub: _Hub) -> str:
+def _refusal(answer: httpx.Response, repo: str, revision: str, hub: _Hub) -> CheckpointError:
     code, status = answer.headers.get("x-error-code"), answer.status_code
     page = f"{hub.endpoint}/{repo}"
     if code == "GatedRepo" or (status == 403 and code is None):
         if hub.token is None:
-            return f"{repo} is gated: accept its licence at {page}, then set HF_TOKEN to a token of that account"
-        return f"{repo} is gated and the account of your token has no access: accept its licence at {page}"
+            return Unobtainable(
+                f"{repo} is gated: accept its licence at {page}, then set HF_TOKEN to a token of that account"
+            )
+        return Unobtainable(
+            f"{repo} is gated and the account of your token has no access: accept its licence at {page}"
+        )
     if status == 404 and code == "RevisionNotFound":
-        return f"{repo} has no revision {revision}: see {page}, then correct engine.revision"
+        return Unobtainable(f"{repo} has no revision {revision}: see {page}, then correct engine.revision")
     if status == 404 and code == "EntryNotFound":
-        return f"{repo} ({revision}) has no config.json, which plan needs: see {page}"
+        return CheckpointError(f"{repo} ({revision}) has no config.json, which plan needs: see {page}")
     if status in (401, 404):
         hint = "set HF_TOKEN if it is private" if hub.token is None else "your token may lack access to it"
-        return f"{repo} is not at {hub.endpoint}: correct source.hub; {hint}"
-    return f"{hub.endpoint} answered {status} for the config.json of {repo}: try again later"
+        return Unobtainable(f"{repo} is not at {hub.endpoint}: correct source.hub; {hint}")
+    return CheckpointError(f"{hub.endpoint} answered {status} for the config.json of {repo}: try again later")
 
 
 def _stored_bytes(client: httpx.Client, at: str) -> int | None:

@@ -1,9 +1,7 @@
 """Where a config comes from, and what a person reads when it cannot be had. The hub is a server on this machine."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,56 +11,11 @@ from serve_app import demo_model
 from serve_app.config import FakeScript, Source
 from serve_app.planning import checkpoint
 from serve_app.planning.checkpoint import Checkpoint, CheckpointError, checkpoint_config
+from tests.hub import REPO, Mirror
 from tests.planning.configs import LLAMA_8B
 
-REPO = "meta-llama/Llama-3.1-8B"
 CONFIG = json.dumps(LLAMA_8B).encode()
 INDEX = json.dumps({"metadata": {"total_size": 16_060_522_496}, "weight_map": {}}).encode()
-
-
-class Mirror:
-    """A hub with scripted answers: path -> (status, headers, body). Remembers what it was asked."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}
-        self.asked: list[tuple[str, str, str | None]] = []
-        self.silent = threading.Event()
-        mirror = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                mirror.asked.append((self.command, self.path, self.headers["authorization"]))
-                if mirror.silent.is_set():
-                    mirror.over.wait(30)
-                    return
-                status, headers, body = mirror.answers.get(self.path, (404, {"x-error-code": "EntryNotFound"}, b""))
-                self.send_response(status)
-                for name, value in ({"content-length": str(len(body))} | headers).items():
-                    self.send_header(name, value)
-                self.end_headers()
-                if self.command == "GET":
-                    self.wfile.write(body)
-
-            do_HEAD = do_GET
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.over = threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
-
-    def has(self, file: str, body: bytes = b"", status: int = 200, revision: str = "main", **headers: str) -> None:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.answers[f"/{REPO}/resolve/{revision}/{file}"] = (status, named, body)
-
-    def close(self) -> None:
-        self.over.set()
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
 
 
 @pytest.fixture
