@@ -6,7 +6,6 @@ Serve stays the source of truth; this keeps the last picture of it (``catalog``)
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import Callable, Iterable
 from contextvars import Context
 from dataclasses import replace
@@ -14,14 +13,14 @@ from typing import Any
 
 from ray import serve
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
 from serve_app import catalog, errors
 from serve_app.catalog import AppSnapshot, Catalog, Model, State
-from serve_app.config import CARD_DEPLOYMENT, GATEWAY_DEPLOYMENT, MODEL_DEPLOYMENT, GatewaySettings
+from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, GatewaySettings
 from serve_app.gateway.affinity import Affinity
 from serve_app.gateway.held import GATEWAY
 from serve_app.gateway.leases import LeasePool
+from serve_app.gateway.serve_state import applications, gateways_of, snapshot_of
 from serve_app.lease import CardView
 from serve_app.prefixes import News, Passed
 from serve_app.quota import Amount, Drawn, Limits
@@ -32,8 +31,6 @@ logger = logging.getLogger("ray.serve")
 CARD_TIMEOUT_S = 2.0
 # A settled model's card is asked again only every so many rounds: a thousand models stay cheap.
 SETTLED_ROUNDS = 3
-# The line of a traceback that names the exception.
-_RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ", re.MULTILINE)
 
 
 def apart(call: Callable[..., Any], *args: Any) -> Any:
@@ -129,9 +126,9 @@ class Directory:
 
     async def _refresh(self) -> None:
         # A blocking call into Ray: never on the event loop that relays bytes.
-        status = await asyncio.to_thread(serve.status)
-        apps = {name: snapshot for name, app in status.applications.items() if (snapshot := snapshot_of(name, app))}
-        self.gateways = gateways_of(status.applications.values()) or self.gateways
+        found = await asyncio.to_thread(applications)
+        apps = {name: snapshot for name, app in found.items() if (snapshot := snapshot_of(name, app))}
+        self.gateways = gateways_of(found.values()) or self.gateways
         await asyncio.to_thread(self._look_up, apps)
         # What failed is shown even where Serve has nothing to look up; nothing else can be asked or routed to yet.
         apps = {name: app for name, app in apps.items() if app.failed or name in self._models}
@@ -179,42 +176,3 @@ class Directory:
         if card.facts:
             return card
         return replace(card, facts=last.facts, start_s=card.start_s or last.start_s, wake_s=card.wake_s or last.wake_s)
-
-
-def gateways_of(applications: Iterable[ApplicationStatusOverview]) -> int:
-    """How many replicas of the gateway run; 0: Serve does not say, as while it builds the application anew."""
-    gateways = (app.deployments.get(GATEWAY_DEPLOYMENT) for app in applications)
-    return sum(gateway.replica_states.get("RUNNING", 0) for gateway in gateways if gateway)
-
-
-def snapshot_of(name: str, app: ApplicationStatusOverview) -> AppSnapshot | None:
-    """Serve's words in ours; None where the application is not one of our models, or is going."""
-    if app.status in (ApplicationStatus.DELETING, ApplicationStatus.NOT_STARTED):
-        return None
-    failed = app.status == ApplicationStatus.DEPLOY_FAILED
-    if not app.deployments:
-        # Serve does not say what is in it while it builds it anew, nor where it could not. What ran before runs on.
-        return AppSnapshot(name, None, wanted=True, failed=failed, message=in_short(app.message), updating=True)
-    model = app.deployments.get(MODEL_DEPLOYMENT)
-    if model is None or CARD_DEPLOYMENT not in app.deployments:
-        return None
-    running = model.replica_states.get("RUNNING", 0)
-    # A model that was woken and cannot start: Serve gives up after three attempts, until it is deployed again.
-    start_failed = "failed to start" in model.message
-    failed = failed or (model.status == "UNHEALTHY" and start_failed and not running)
-    return AppSnapshot(
-        name=name,
-        running=running,
-        wanted=model.status != "HEALTHY" or bool(model.replica_states),
-        failed=failed,
-        message=in_short(model.message or app.message),
-        updating=failed or model.status == "UPDATING",
-        start_failed=start_failed,
-    )
-
-
-def in_short(message: str) -> str:
-    """One line of Serve's message for people to read, cut short: where it holds tracebacks, what was raised last."""
-    raised = list(_RAISED.finditer(message))
-    told = message[raised[-1].end() :] if raised else message.strip().partition("\n")[0]
-    return " ".join(told.split())[:200]
