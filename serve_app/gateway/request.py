@@ -44,7 +44,7 @@ ASKING_HEADERS = (
 )
 # Under these replicas count. Unique on a lease, which is all that they have to be.
 _NUMBERS = itertools.count(1)
-_COUNT = re.compile(rb"(\d{1,12}) (\d{1,12})")
+_COUNT = re.compile(rb"(\d{1,12}) (\d{1,12}) (\d{1,9}\.\d{4})")
 # What of the client's headers the engine may see. Never authorization or cookies.
 _FORWARDED = frozenset((b"content-type", b"accept", b"anthropic-version", EVERY_TOKEN_HEADER))
 
@@ -114,7 +114,7 @@ class Request:
         """The answer itself says what it cost (``COUNT_HEADER``); empty: it does not, so the lease will."""
         # A model's own code may write anything in its answers; what is no count is none.
         if (said := _COUNT.fullmatch(words)) and (tell := lease.counting.pop(number, None)) is not None:
-            tell(Counted(number, int(said[1]), int(said[2])))
+            tell(Counted(number, int(said[1]), int(said[2]), float(said[3])))
 
     def head(self, lease: Lease, answer: Answer, records: int, number: str) -> bytes:
         """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes.

@@ -55,7 +55,9 @@ def test_metrics_come_out_of_rays_own(yard_cluster: Cluster) -> None:
         ("ray_modelyard_tokens_total", *at, "generated"): 11,
         ("ray_modelyard_in_flight", *at): 0,
         ("ray_modelyard_queued", *at): 0,
+        ("ray_modelyard_route_seconds_count", *at): 4,
         ("ray_modelyard_queue_seconds_count", *at): 4,
+        ("ray_modelyard_engine_seconds_count", *at): 4,
         ("ray_modelyard_time_to_first_token_seconds_count", *at): 3,
         ("ray_modelyard_request_seconds_count", *at): 3,
         ("ray_modelyard_time_per_output_token_seconds_count", *at): 2,
@@ -88,7 +90,7 @@ def test_the_client_and_the_log_are_told(yard_cluster: Cluster) -> None:
         headers = {"x-request-id": f"seen-{stream}"}
         answer = yard_cluster.client.post(CHAT, json=ask(stream=stream), headers=headers)
         stages = dict(stage.strip().split(";dur=") for stage in answer.headers["server-timing"].split(","))
-        assert stages.keys() == {"queue", "upstream"}
+        assert stages.keys() == {"route", "queue", "upstream"}
         assert all(float(dur) >= 0 for dur in stages.values())
     yard_cluster.client.post(CHAT, json=ask(model="nobody"), headers={"x-request-id": "refused"})
 
