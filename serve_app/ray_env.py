@@ -37,6 +37,11 @@ SETTINGS = (
         "costs one generation, and the first ends with its gateway.",
     ),
     Setting(
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
+        "serve_app.one_id:middlewares",
+        "One x-request-id per answer. Serve adds the one that it knows to every answer, also to one that has it.",
+    ),
+    Setting(
         "RAY_process_group_cleanup_enabled",
         "true",
         "When a replica dies, Ray ends the processes that it had started too: an engine left behind keeps its memory.",

@@ -25,6 +25,7 @@ from serve_app.lease import (
     RESUME_HEADER,
     Counted,
 )
+from serve_app.one_id import REQUEST_ID_HEADER
 from serve_app.prefixes import Prefix, of_adapter
 
 # A client that asks for signs of life while it waits.
@@ -75,7 +76,7 @@ class Request:
         self._fields = fields
         self._adapter: tuple[str, str] | None = None
         self._prefix: Prefix | None = None
-        self._lines = [ASKED_MODEL_HEADER + b": " + self.asked.encode(), b"x-request-id: " + record.id]
+        self._lines = [ASKED_MODEL_HEADER + b": " + self.asked.encode(), REQUEST_ID_HEADER + b": " + record.id]
         self._lines += [name + b": " + value for name, value in headers.items() if name in _FORWARDED]
         if ticket.priority:
             self._lines.append(PRIORITY_HEADER + f": {ticket.priority}".encode())
