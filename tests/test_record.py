@@ -307,6 +307,17 @@ async def test_a_fallback_counts_under_the_model_that_answered(lines: list[Line]
         assert (lines[0]["asked"], lines[0]["model"]) == ("best", "small")
 
 
+async def test_a_wait_in_vain_counts(lines: list[Line]) -> None:
+    """For a model that does not wake, before the fallback is asked: in the queue's time and in the cold one."""
+    async with yard(model("big", limits=RequestLimits(hold_s=0.2)), model("small")) as y:
+        y.models["big"].replicas[0].alive = False
+        y.relay.settings = GatewaySettings(names={"best": Name(to="big", fallback=("small",))})
+        assert (await y.client.post(CHAT, json=ask(model="best"))).status_code == 200
+        await over(y, lines)
+        assert lines[0]["model"] == "small"
+        assert 0.2 <= lines[0]["cold_s"] <= lines[0]["queue_s"]
+
+
 async def test_the_plain_endpoint_is_told_too(lines: list[Line]) -> None:
     """Under its own path, also where its client leaves."""
     async with yard(model("chat", script=FakeScript())) as y:

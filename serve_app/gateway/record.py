@@ -82,7 +82,6 @@ class Record:
         self._stage: tuple[Metric, str, str] | None = None  # the gauge that counts it now, with its labels
         self._route_s: float | None = None
         self._waits_since: float | None = None
-        self._waits_cold = False
         self._queue_s: float | None = None
         self._cold_s: float | None = None
         self._sent = 0.0
@@ -96,10 +95,10 @@ class Record:
 
     def waits(self, model: str, cold: bool) -> None:
         """For a replica of ``model``; ``cold``: none runs."""
+        self._stop_waiting()  # for another model of its name, in vain
         self.model = model
         self._enter(HELD_COLD if cold else QUEUED)
         self._waits_since = time.monotonic()
-        self._waits_cold = cold
         if self._route_s is None:
             self._route_s = self._waits_since - self._came
         self.trace.stage(QUEUE, cold=cold)
@@ -251,7 +250,7 @@ class Record:
         if self._waits_since is not None:
             waited_s = time.monotonic() - self._waits_since
             self._queue_s = (self._queue_s or 0.0) + waited_s
-            if self._waits_cold:
+            if self._stage is not None and self._stage[0] is HELD_COLD:
                 self._cold_s = (self._cold_s or 0.0) + waited_s
             self._waits_since = None
 
