@@ -508,7 +508,7 @@ REFUSED, BROKEN = answer(3.5, None, 10, 0, "HTTP 429 rate"), answer(3.6, 100, 20
 
 def run_of(*answers: Answer, kinds: tuple[Traffic, ...] = (traffic(),), **target: float) -> Run:
     found = replace_target(of(*kinds), **target)
-    return Run("test", {"commit": "abc"}, found, 10.0, 0, list(answers), [Sample(0.0, "chat", "ready", 2, 1)])
+    return Run("test", {"commit": "abc"}, found, 10.0, 0, list(answers), [Sample(0.0, "chat", "ready", 2, 1, 0)])
 
 
 def replace_target(found: Scenario, **target: float) -> Scenario:
@@ -555,7 +555,7 @@ def test_time_is_cut_into_bins() -> None:
 def test_the_queue_is_that_of_all_models() -> None:
     """At gateways and in engines, each time that the endpoint was asked; an engine that tells nothing adds nothing."""
     chat = [Sample(0.0, "chat", "ready", 1, 3, 5), Sample(1.0, "chat", "ready", 2, 0, 4)]
-    other = [Sample(0.0, "other", "asleep", 0, 2), Sample(1.0, "other", "ready", 1, 1, 1)]
+    other = [Sample(0.0, "other", "asleep", 0, 2, None), Sample(1.0, "other", "ready", 1, 1, 1)]
     run = replace(run_of(GOOD), samples=sorted([*chat, *other]))
     assert report.queues(run) == [report.Queue(0.0, 5, 5), report.Queue(1.0, 1, 5)]
 

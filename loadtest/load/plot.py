@@ -175,7 +175,8 @@ def _replicas(axis: Any, run: Run) -> None:
     axis.set_zorder(right.get_zorder() + 1)
     axis.patch.set_visible(False)
     right.spines["top"].set_visible(False)
-    axis.yaxis.get_major_locator().set_params(integer=True)
+    for each in (axis, right):
+        each.yaxis.get_major_locator().set_params(integer=True)
     axis.set_ylim(0, max((sample.replicas for sample in run.samples), default=1) * 1.5 + 0.2)
     right.set_ylim(0, max(1.0, right.get_ylim()[1]) * 1.5)
     handles, labels = (

@@ -60,7 +60,7 @@ class Sample(NamedTuple):
     state: str
     replicas: int
     held: int
-    waiting: int | None = None
+    waiting: int | None
 
 
 @dataclass(frozen=True)
