@@ -78,7 +78,8 @@ QUEUE_TIME = Metric(
 )
 COLD_TIME = Metric(
     "modelyard_cold_seconds",
-    "The part of modelyard_queue_seconds that began while no replica of the model ran. Only of requests that had one.",
+    "The part of modelyard_queue_seconds that requests waited where no replica of the model ran: it slept, started or "
+    "had died. Only of requests that had such a wait.",
     ROUTED,
     "histogram",
     COLD_S,

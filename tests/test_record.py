@@ -224,6 +224,24 @@ async def test_who_waits_for_a_model_to_wake_was_cold(lines: list[Line]) -> None
         assert [line["cold_s"] for line in lines] == [lines[0]["queue_s"], None]
 
 
+async def test_who_waits_for_a_replica_that_died_was_cold(lines: list[Line]) -> None:
+    """Also who came before anybody knew of its death, and was counted as queued."""
+    async with yard(model("chat")) as y:
+        chat = y.models["chat"]
+        (replica,) = chat.replicas
+        y.directory.running("chat", replica)
+        replica.slots = 0
+        asking = asyncio.create_task(y.client.post(CHAT, json=ask()))
+        await eventually(lambda: gauges(y))
+        assert gauges(y) == {("modelyard_queued", "chat", CHAT): 1}
+        y.directory.running("chat")
+        y.directory.running("chat", replica)
+        replica.slots = 1
+        assert (await asking).status_code == 200
+        await over(y, lines)
+        assert lines[0]["cold_s"] == lines[0]["queue_s"]
+
+
 async def test_who_waits_for_a_full_model_is_queued(lines: list[Line]) -> None:
     """One is with the replica, the other waits and is told how long in its header."""
     async with yard(model("chat", slots=1)) as y:

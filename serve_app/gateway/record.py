@@ -6,6 +6,7 @@ The relay and the answer say what happens, a few times per request and never per
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -82,6 +83,7 @@ class Record:
         self._stage: tuple[Metric, str, str] | None = None  # the gauge that counts it now, with its labels
         self._route_s: float | None = None
         self._waits_since: float | None = None
+        self._was_cold: Callable[[float], bool] = lambda _since: False
         self._queue_s: float | None = None
         self._cold_s: float | None = None
         self._sent = 0.0
@@ -93,12 +95,14 @@ class Record:
 
     # Its stages
 
-    def waits(self, model: str, cold: bool) -> None:
-        """For a replica of ``model``; ``cold``: none runs."""
+    def waits(self, model: str, was_cold: Callable[[float], bool]) -> None:
+        """For a replica of ``model``; ``was_cold(since)``: none runs, or none did at some time since then."""
         self._stop_waiting()  # for another model of its name, in vain
         self.model = model
-        self._enter(HELD_COLD if cold else QUEUED)
+        self._was_cold = was_cold
         self._waits_since = time.monotonic()
+        cold = was_cold(self._waits_since)
+        self._enter(HELD_COLD if cold else QUEUED)
         if self._route_s is None:
             self._route_s = self._waits_since - self._came
         self.trace.stage(QUEUE, cold=cold)
@@ -250,7 +254,9 @@ class Record:
         if self._waits_since is not None:
             waited_s = time.monotonic() - self._waits_since
             self._queue_s = (self._queue_s or 0.0) + waited_s
-            if self._stage is not None and self._stage[0] is HELD_COLD:
+            # Serve takes a moment to say that the last replica died: who came meanwhile was queued.
+            began_cold = self._stage is not None and self._stage[0] is HELD_COLD
+            if began_cold or self._was_cold(self._waits_since):
                 self._cold_s = (self._cold_s or 0.0) + waited_s
             self._waits_since = None
 

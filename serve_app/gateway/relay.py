@@ -237,7 +237,7 @@ class Relay:
         lost = 0
         while True:
             if (lease := successor) is None:
-                answer.record.waits(model.name, pool.cold)
+                answer.record.waits(model.name, pool.was_cold)
                 acquiring = pool.acquire(since, ticket, at_most_s, request.prefix)
                 lease = await (self._with_signs(acquiring, pool, model.name, answer) if shows else acquiring)
             answer.record.sent(lease.grant.replica)
