@@ -225,7 +225,7 @@ async def test_who_waits_for_a_model_to_wake_was_cold(lines: list[Line]) -> None
 
 
 async def test_who_waits_for_a_replica_that_died_was_cold(lines: list[Line]) -> None:
-    """Also who came before anybody knew of its death, and was counted as queued."""
+    """Also who came before anybody knew of its death and was counted as queued, and who came before all did."""
     async with yard(model("chat")) as y:
         chat = y.models["chat"]
         (replica,) = chat.replicas
@@ -235,11 +235,14 @@ async def test_who_waits_for_a_replica_that_died_was_cold(lines: list[Line]) -> 
         await eventually(lambda: gauges(y))
         assert gauges(y) == {("modelyard_queued", "chat", CHAT): 1}
         y.directory.running("chat")
+        later = asyncio.create_task(y.client.post(CHAT, json=ask()))
+        await eventually(lambda: len(gauges(y)) == 2)
+        assert gauges(y)["modelyard_held_cold", "chat", CHAT] == 1
         y.directory.running("chat", replica)
-        replica.slots = 1
-        assert (await asking).status_code == 200
-        await over(y, lines)
-        assert lines[0]["cold_s"] == lines[0]["queue_s"]
+        replica.slots = 2
+        assert {answer.status_code for answer in await asyncio.gather(asking, later)} == {200}
+        await over(y, lines, 2)
+        assert [line["cold_s"] for line in lines] == [line["queue_s"] for line in lines]
 
 
 async def test_who_waits_for_a_full_model_is_queued(lines: list[Line]) -> None:
