@@ -39,7 +39,8 @@ SETTINGS = (
     Setting(
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
         "serve_app.one_id:middlewares",
-        "One x-request-id per answer. Serve adds the one that it knows to every answer, also to one that has it.",
+        "One x-request-id per answer. Serve adds the one that it knows to every answer, also to one that has it. Every "
+        "node's proxy imports this, so Modelyard must be installed on each.",
     ),
     Setting(
         "RAY_process_group_cleanup_enabled",
