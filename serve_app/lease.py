@@ -18,8 +18,9 @@ REFUSED_HEADER = b"x-modelyard-refused"
 UNKNOWN_LEASE = b"unknown"
 # A gateway asks whether the replica's event loop turns: GET with a live lease's token, answered 204.
 ALIVE_PATH = "/modelyard/alive"
-# Count this request's tokens, under this number: see ``Counted``. The count of a whole answer is in its head, "PROMPT
-# GENERATED"; that of a journal's stream comes in the same words after its last group; any other one on the lease.
+# Count what this request costs, under this number: see ``Counted``. The count of a whole answer is in its head, "PROMPT
+# GENERATED ENGINE_S"; that of a journal's stream comes in the same words after its last group; any other one on the
+# lease.
 COUNT_HEADER = b"x-modelyard-count"
 COUNTED_HEADER = b"x-modelyard-counted"
 # What its key's priority is, as vLLM counts: a whole number, lower goes first.
@@ -66,20 +67,21 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Later message of a lease: what the request that asked for it under ``number`` cost this replica's engine, in
-    tokens; where the answer itself did not say so (``COUNT_HEADER``), as when its client left.
+    """Later message of a lease: what the request that asked for it under ``number`` cost this replica's engine, where
+    the answer itself did not say so (``COUNT_HEADER``), as when its client left.
 
-    ``generated``: with those that came from another replica's journal, so that of a stream that moved the last count is
-    the whole.
+    ``prompt`` and ``generated`` are tokens; ``generated`` with those that came from another replica's journal, so that
+    of a stream that moved the last count is the whole. ``engine_s``: how long this replica alone had it, in seconds.
     """
 
     number: str
     prompt: int
     generated: int
+    engine_s: float
 
     @property
     def in_words(self) -> bytes:
-        return b"%d %d" % (self.prompt, self.generated)
+        return b"%d %d %.4f" % (self.prompt, self.generated, self.engine_s)
 
 
 @dataclass(frozen=True, slots=True)

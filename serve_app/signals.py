@@ -17,7 +17,9 @@ OTHER = "other"
 # In seconds. Generation takes milliseconds on a small model and minutes for a long answer of a large one.
 TO_FIRST_TOKEN_S = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 80, 160, 320)
 WHOLE_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240, 480, 960, 1920)
+ROUTE_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 QUEUE_S = (0.001, 0.005, 0.02, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+COLD_S = (0.5, 1, 2.5, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1200)
 PER_TOKEN_S = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 
 
@@ -60,12 +62,34 @@ QUEUED = Metric("modelyard_queued", "Requests that wait for a place at a replica
 HELD_COLD = Metric(
     "modelyard_held_cold", "Requests that began to wait while no replica of their model ran.", ROUTED, "gauge"
 )
+ROUTE_TIME = Metric(
+    "modelyard_route_seconds",
+    "From the arrival of a request until it waits for a replica: reading its body, what its model means, its quota.",
+    ROUTED,
+    "histogram",
+    ROUTE_S,
+)
 QUEUE_TIME = Metric(
     "modelyard_queue_seconds",
     "How long requests waited for a replica, all waits of one request together, also of those that gave up.",
     ROUTED,
     "histogram",
     QUEUE_S,
+)
+COLD_TIME = Metric(
+    "modelyard_cold_seconds",
+    "The part of modelyard_queue_seconds that requests waited where no replica of the model ran: it slept, started or "
+    "had died. Only of requests that had such a wait.",
+    ROUTED,
+    "histogram",
+    COLD_S,
+)
+ENGINE_TIME = Metric(
+    "modelyard_engine_seconds",
+    "How long the replica that a request was with last had it, by that replica's clock, also of aborted requests.",
+    ROUTED,
+    "histogram",
+    WHOLE_S,
 )
 FIRST_TOKEN_TIME = Metric(
     "modelyard_time_to_first_token_seconds",
@@ -109,7 +133,10 @@ OF_GATEWAYS = (
     IN_FLIGHT,
     QUEUED,
     HELD_COLD,
+    ROUTE_TIME,
     QUEUE_TIME,
+    COLD_TIME,
+    ENGINE_TIME,
     FIRST_TOKEN_TIME,
     WHOLE_TIME,
     TOKEN_TIME,

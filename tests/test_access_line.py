@@ -23,7 +23,10 @@ PLAIN: dict[str, Any] = {
     "moves": 0,
     "prompt_tokens": 4,
     "generated_tokens": None,
+    "route_s": 0.0123,
     "queue_s": 0.00001,
+    "cold_s": None,
+    "engine_s": 1.2,
     "first_byte_s": None,
     "total_s": 1.23456789,
 }
@@ -34,7 +37,7 @@ def test_a_line() -> None:
     assert line(Access(**PLAIN)) == (
         '{"at":1767225600.1235,"id":"r-1","key":null,"route":"/v1/completions","asked":"best","model":"chat",'
         '"replica":"a1","status":200,"outcome":"ok","reason":"ok","moves":0,"prompt_tokens":4,"generated_tokens":null,'
-        '"queue_s":0.0,"first_byte_s":null,"total_s":1.2346}'
+        '"route_s":0.0123,"queue_s":0.0,"cold_s":null,"engine_s":1.2,"first_byte_s":null,"total_s":1.2346}'
     )
 
 

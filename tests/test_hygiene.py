@@ -175,6 +175,8 @@ async def test_request_ids_are_bounded_and_echoed() -> None:
         assert echoed[:4] == ["same", "same", "x" * 128, "a----b-n"]
         assert re.fullmatch(r"[0-9a-f]{32}", echoed[4])
         assert y.models["chat"].replicas[0].engine.report()["finished"] == len(ids)
+        refused = await y.client.post(CHAT, json={"model": "nobody"}, headers={"x-request-id": "mine alone"})
+        assert (refused.status_code, refused.headers["x-request-id"]) == (404, "mine-alone")
 
 
 # Names of models

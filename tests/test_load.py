@@ -453,22 +453,37 @@ def test_each_traffic_sends_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None
 
 READY = {
     "models": {
-        "chat": {"state": "ready", "replicas": 2, "held": 3, "also_known_as": ["org/chat"], "adapters": []},
-        "other": {"state": "asleep", "replicas": 0, "held": 0, "also_known_as": [], "adapters": []},
+        "chat": {
+            "state": "ready",
+            "replicas": 2,
+            "held": 3,
+            "engines": {"running": 8, "waiting": 5},
+            "also_known_as": ["org/chat"],
+            "adapters": [],
+        },
+        "other": {
+            "state": "asleep",
+            "replicas": 0,
+            "held": 1,
+            "engines": None,
+            "also_known_as": [],
+            "adapters": ["tuned"],
+        },
     }
 }
 
 
 @pytest.mark.parametrize(
-    ("answer", "samples"),
+    ("answer", "asked", "samples"),
     [
-        (httpx.Response(200, json=READY), [Sample(1.5, "chat", "ready", 2, 3)]),
-        (httpx.Response(200, json={"status": "ready"}), []),  # to whoever has no key
-        (httpx.Response(404, text="<html>"), []),
-        (httpx.ConnectError("gone"), []),
+        (httpx.Response(200, json=READY), "org/chat", [Sample(1.5, "chat", "ready", 2, 3, 5)]),
+        (httpx.Response(200, json=READY), "tuned", [Sample(1.5, "other", "asleep", 0, 1, None)]),
+        (httpx.Response(200, json={"status": "ready"}), "chat", []),  # to whoever has no key
+        (httpx.Response(404, text="<html>"), "chat", []),
+        (httpx.ConnectError("gone"), "chat", []),
     ],
 )
-def test_ready_is_sampled(answer: httpx.Response | httpx.HTTPError, samples: list[Sample]) -> None:
+def test_ready_is_sampled(answer: httpx.Response | httpx.HTTPError, asked: str, samples: list[Sample]) -> None:
     """The models under load, also by another of their ids; what tells nothing gives nothing and stops nothing."""
 
     def tell(_: httpx.Request) -> httpx.Response:
@@ -477,7 +492,7 @@ def test_ready_is_sampled(answer: httpx.Response | httpx.HTTPError, samples: lis
         return answer
 
     with httpx.Client(base_url="http://test", transport=httpx.MockTransport(tell)) as client:
-        assert look(client, {"org/chat"}, at=1.5) == samples
+        assert look(client, {asked}, at=1.5) == samples
 
 
 # Figures
@@ -493,7 +508,7 @@ REFUSED, BROKEN = answer(3.5, None, 10, 0, "HTTP 429 rate"), answer(3.6, 100, 20
 
 def run_of(*answers: Answer, kinds: tuple[Traffic, ...] = (traffic(),), **target: float) -> Run:
     found = replace_target(of(*kinds), **target)
-    return Run("test", {"commit": "abc"}, found, 10.0, 0, list(answers), [Sample(0.0, "chat", "ready", 2, 1)])
+    return Run("test", {"commit": "abc"}, found, 10.0, 0, list(answers), [Sample(0.0, "chat", "ready", 2, 1, 0)])
 
 
 def replace_target(found: Scenario, **target: float) -> Scenario:
@@ -535,6 +550,14 @@ def test_time_is_cut_into_bins() -> None:
     assert sum(each.tokens_s * each.width for each in found) == pytest.approx(15)
     assert [round(each.waiting, 3) for each in found[:5]] == [0.1, 0.5, 1.1, 0.61, 0.0]
     assert found[0].streaming == pytest.approx(0.2)
+
+
+def test_the_queue_is_that_of_all_models() -> None:
+    """At gateways and in engines, each time that the endpoint was asked; an engine that tells nothing adds nothing."""
+    chat = [Sample(0.0, "chat", "ready", 1, 3, 5), Sample(1.0, "chat", "ready", 2, 0, 4)]
+    other = [Sample(0.0, "other", "asleep", 0, 2, None), Sample(1.0, "other", "ready", 1, 1, 1)]
+    run = replace(run_of(GOOD), samples=sorted([*chat, *other]))
+    assert report.queues(run) == [report.Queue(0.0, 5, 5), report.Queue(1.0, 1, 5)]
 
 
 @pytest.mark.parametrize(("seconds", "width"), [(10, 1), (120, 2), (600, 10), (100_000, 1667)])

@@ -144,7 +144,10 @@ async def test_tokens_are_settled_by_what_was_counted(settings: GatewaySettings,
         assert left(y) == Amount(4, 293)
 
 
-@pytest.mark.parametrize("words", [b"", b"x", b"1", b"1 -1", b"1 2 3", b"1 2\n", b"9" * 5000 + b" 1", b"\xff 1"])
+@pytest.mark.parametrize(
+    "words",
+    [b"", b"x", b"1 2", b"1 -1 0.5000", b"1 2 3", b"1 2 0.5000\n", b"9" * 5000 + b" 1 0.5000", b"\xff 1 0.5000"],
+)
 async def test_what_is_no_count_is_none(words: bytes) -> None:
     """Whatever a replica says where its count should be; then the lease may still say it."""
     lease = Lease(Grant("r", "h", 1, "t", "g"), Connection(), None)
@@ -152,7 +155,7 @@ async def test_what_is_no_count_is_none(words: bytes) -> None:
     number = request.count_on(lease)
     request.counted(lease, number, words)
     assert request.tally.used is None
-    lease.counting.pop(number)(Counted(number, 4, 3))
+    lease.counting.pop(number)(Counted(number, 4, 3, 0.5))
     assert request.tally.used == 7
 
 

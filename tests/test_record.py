@@ -159,6 +159,8 @@ async def test_every_outcome_is_one_line_and_one_count(
         await over(y, lines)
         (line,) = lines
         assert line | told == line
+        assert (line["engine_s"] is None) == (line["generated_tokens"] is None)
+        assert len(observed(y, signals.ENGINE_TIME)) == (line["engine_s"] is not None)
         assert line["reason"] == counted[1]
         labels = ("other" if line["model"] is None else "chat", CHAT)
         assert counts(y, signals.REQUESTS) == {(*labels, *counted): 1}
@@ -168,21 +170,31 @@ async def test_every_outcome_is_one_line_and_one_count(
 
 async def test_tokens_and_times(lines: list[Line]) -> None:
     """Of a stream: tokens as the replica counted them; waiting ends before the first token, that comes before the end,
-    and the pause between tokens is what the script makes it, or longer on a busy machine."""
+    the pause between tokens is what the script makes it, or longer on a busy machine, and the replica has it from after
+    the wait to before the end."""
     async with yard(model("chat", script=FakeScript(first_token_s=0.05, token_interval_s=0.02))) as y:
         await y.client.post(CHAT, json=ask(6, stream=True))
         await over(y, lines)
-        queue, first, whole, token = (
+        (route,), (queue,), (first,), (whole,), (token,), (engine,) = (
             observed(y, metric)
-            for metric in (signals.QUEUE_TIME, signals.FIRST_TOKEN_TIME, signals.WHOLE_TIME, signals.TOKEN_TIME)
+            for metric in (
+                signals.ROUTE_TIME,
+                signals.QUEUE_TIME,
+                signals.FIRST_TOKEN_TIME,
+                signals.WHOLE_TIME,
+                signals.TOKEN_TIME,
+                signals.ENGINE_TIME,
+            )
         )
-        assert [len(values) for values in (queue, first, whole, token)] == [1, 1, 1, 1]
-        assert queue[0] < first[0] < whole[0]
-        assert first[0] >= 0.05
-        assert token[0] >= 0.02
+        assert route + queue < first < whole
+        assert 0.1 <= engine < whole - queue - route
+        assert not observed(y, signals.COLD_TIME)
+        assert first >= 0.05
+        assert token >= 0.02
         assert counts(y, signals.TOKENS) == {("chat", CHAT, "prompt"): 2, ("chat", CHAT, "generated"): 6}
         (line,) = lines
         assert line["queue_s"] <= line["first_byte_s"] <= line["total_s"]
+        assert [line["route_s"], line["cold_s"], line["engine_s"]] == [round(route, 4), None, round(engine, 4)]
         assert (line["prompt_tokens"], line["generated_tokens"]) == (2, 6)
 
 
@@ -194,6 +206,43 @@ async def test_a_whole_answer_has_no_first_token(lines: list[Line]) -> None:
         assert not observed(y, signals.FIRST_TOKEN_TIME)
         assert not observed(y, signals.TOKEN_TIME)
         assert len(observed(y, signals.WHOLE_TIME)) == 1
+
+
+async def test_who_waits_for_a_model_to_wake_was_cold(lines: list[Line]) -> None:
+    """All of its wait, and no other request; what came with it is in its queue time too."""
+    async with yard(model("chat")) as y:
+        (replica,) = y.models["chat"].replicas
+        replica.alive = False
+        asking = asyncio.create_task(y.client.post(CHAT, json=ask()))
+        await eventually(lambda: gauges(y))
+        replica.alive = True
+        assert (await asking).status_code == 200
+        await whole(y)
+        await over(y, lines, 2)
+        (cold,) = observed(y, signals.COLD_TIME)
+        assert cold in observed(y, signals.QUEUE_TIME)
+        assert [line["cold_s"] for line in lines] == [lines[0]["queue_s"], None]
+
+
+async def test_who_waits_for_a_replica_that_died_was_cold(lines: list[Line]) -> None:
+    """Also who came before anybody knew of its death and was counted as queued, and who came before all did."""
+    async with yard(model("chat")) as y:
+        chat = y.models["chat"]
+        (replica,) = chat.replicas
+        y.directory.running("chat", replica)
+        replica.slots = 0
+        asking = asyncio.create_task(y.client.post(CHAT, json=ask()))
+        await eventually(lambda: gauges(y))
+        assert gauges(y) == {("modelyard_queued", "chat", CHAT): 1}
+        y.directory.running("chat")
+        later = asyncio.create_task(y.client.post(CHAT, json=ask()))
+        await eventually(lambda: len(gauges(y)) == 2)
+        assert gauges(y)["modelyard_held_cold", "chat", CHAT] == 1
+        y.directory.running("chat", replica)
+        replica.slots = 2
+        assert {answer.status_code for answer in await asyncio.gather(asking, later)} == {200}
+        await over(y, lines, 2)
+        assert [line["cold_s"] for line in lines] == [line["queue_s"] for line in lines]
 
 
 async def test_who_waits_for_a_full_model_is_queued(lines: list[Line]) -> None:
@@ -221,10 +270,10 @@ def timing(answer: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_server_timing_says_what_is_known_when_an_answer_begins(lines: list[Line], stream: bool) -> None:
-    """Queue and upstream, within the whole; a refusal that asked nobody has none."""
+    """Its stages, within the whole; a refusal that asked nobody has none."""
     async with yard(model("chat", script=FakeScript(first_token_s=0.05))) as y:
         stages = timing(await y.client.post(CHAT, json=ask(stream=stream)))
-        assert set(stages) == {"queue", "upstream"}
+        assert set(stages) == {"route", "queue", "upstream"}
         assert stages["upstream"] >= 50
         assert "server-timing" not in (await y.client.post(CHAT, json=ask(model="no"))).headers
         await over(y, lines, 2)
@@ -239,9 +288,9 @@ async def test_a_stream_ends_with_its_timing_where_that_is_asked_for(path: str) 
         told = await y.client.post(path, json=asked, headers={"x-modelyard-timing": "1"})
         *_, done, comment = told.text.removesuffix("\n\n").split("\n\n")
         assert done == "data: [DONE]"
-        assert comment.startswith(": queue;dur=")
+        assert comment.startswith(": route;dur=")
         stages = dict(stage.strip().split(";dur=") for stage in comment[2:].split(","))
-        assert stages.keys() == {"queue", "upstream", "total"}
+        assert stages.keys() == {"route", "queue", "upstream", "total"}
         assert float(stages["total"]) >= 60
         assert (await y.client.post(path, json=asked)).text.endswith("data: [DONE]\n\n")
 
@@ -277,6 +326,17 @@ async def test_a_fallback_counts_under_the_model_that_answered(lines: list[Line]
         await over(y, lines)
         assert counts(y, signals.REQUESTS) == {("small", CHAT, "2xx", "ok"): 1}
         assert (lines[0]["asked"], lines[0]["model"]) == ("best", "small")
+
+
+async def test_a_wait_in_vain_counts(lines: list[Line]) -> None:
+    """For a model that does not wake, before the fallback is asked: in the queue's time and in the cold one."""
+    async with yard(model("big", limits=RequestLimits(hold_s=0.2)), model("small")) as y:
+        y.models["big"].replicas[0].alive = False
+        y.relay.settings = GatewaySettings(names={"best": Name(to="big", fallback=("small",))})
+        assert (await y.client.post(CHAT, json=ask(model="best"))).status_code == 200
+        await over(y, lines)
+        assert lines[0]["model"] == "small"
+        assert 0.2 <= lines[0]["cold_s"] <= lines[0]["queue_s"]
 
 
 async def test_the_plain_endpoint_is_told_too(lines: list[Line]) -> None:
@@ -410,16 +470,17 @@ async def test_a_count_that_comes_early_late_or_twice_is_told_once(lines: list[L
         noted = Noted()
         one = Record(noted, CHAT)
         one.tally.ask("1")
-        one.tally.count(Counted("1", 4, 2))
+        one.tally.count(Counted("1", 4, 2, 0.1))
         one.tally.ask("2")
         if early:
-            one.tally.count(Counted("2", 4, 9))
+            one.tally.count(Counted("2", 4, 9, 0.5))
         one.end(None)
         if not early:
             assert noted.counters.total() == 1
-            one.tally.count(Counted("2", 4, 9))
-            one.tally.count(Counted("2", 4, 9))
+            one.tally.count(Counted("2", 4, 9, 0.5))
+            one.tally.count(Counted("2", 4, 9, 0.5))
         assert noted.counters[signals.TOKENS.name, "other", CHAT, "generated"] == 9
+        assert noted.observed[signals.ENGINE_TIME.name, "other", CHAT] == [0.5]
     assert len(lines) == 2
 
 

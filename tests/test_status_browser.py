@@ -106,6 +106,21 @@ async def test_a_prompt_streams_and_is_measured(browser: Browser) -> None:
         assert all(url.startswith((f"http://{HOST}:{y.port}/", "data:")) for url in visited.urls)
 
 
+async def test_an_id_that_comes_twice_is_shown_once(browser: Browser) -> None:
+    """As behind Serve without the settings of ``modelyard env``."""
+    async with yard(model("chat")) as y:
+        page = (await visit(browser, y)).page
+        await expect(row(page, "chat")).to_contain_text("ready")
+
+        async def twice(route: playwright.Route) -> None:
+            answer = await route.fetch()
+            await route.fulfill(response=answer, headers=answer.headers | {"x-request-id": "one, one"})
+
+        await page.route("**/v1/chat/completions", twice)
+        await ask(page)
+        await expect(page.locator("#request-id")).to_have_text("one")
+
+
 async def test_stop_ends_the_request(browser: Browser) -> None:
     """In the engine too, by the keyboard alone; the next prompt can be sent."""
     async with yard(model("chat", script=FakeScript(tokens=1_000_000, token_interval_s=0.02))) as y:

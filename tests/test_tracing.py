@@ -7,46 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from serve_app.asgi import Receive, Scope, Send, read_body, respond
+from serve_app.asgi import Receive, Scope, Send
 from serve_app.config import FakeScript, GatewaySettings
 from serve_app.gateway import tracing
 from serve_app.model.http_server import HttpServer
+from tests.collector import CLIENT, Collector, facts
 from tests.inprocess import HOST, Yard, eventually, model, yard
 
 CHAT = "/v1/chat/completions"
-TRACE, CLIENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = {"traceparent": f"00-{TRACE}-{CLIENT}-01"}
 OK, ERROR = 0, 2
-
-
-class Collector:
-    """``spans``: by name; those of one name in the order in which they began."""
-
-    def __init__(self) -> None:
-        self._got: list[Any] = []
-        self.services: set[str] = set()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            for end in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{end}.complete"})
-            return
-        assert scope["path"] == "/v1/traces"
-        for group in ExportTraceServiceRequest.FromString(await read_body(receive)).resource_spans:
-            facts = {fact.key: fact.value.string_value for fact in group.resource.attributes}
-            self.services.add(facts["service.name"])
-            self._got += [span for part in group.scope_spans for span in part.spans]
-        await respond(send, 200, [(b"content-type", b"application/x-protobuf")], b"")
-
-    @property
-    def spans(self) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {}
-        for span in sorted(self._got, key=lambda span: span.start_time_unix_nano):
-            found.setdefault(span.name, []).append(span)
-        return found
 
 
 @asynccontextmanager
@@ -66,10 +38,6 @@ async def traced(monkeypatch: pytest.MonkeyPatch, *models: Any) -> AsyncIterator
 
 def ask(**more: Any) -> dict[str, Any]:
     return {"model": "chat", "messages": [{"role": "user", "content": "a secret"}], **more}
-
-
-def facts(span: Any) -> dict[str, Any]:
-    return {fact.key: getattr(fact.value, fact.value.WhichOneof("value")) for fact in span.attributes}
 
 
 async def test_a_stream_is_one_span_with_its_stages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from loadtest.load.report import Bin
 
 # Okabe and Ito's colours, told apart by everybody, with different dashes and fills besides.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-GOOD, LATE, FAILED, GREY = "#009E73", "#E69F00", "#D55E00", "#999999"
+GOOD, LATE, FAILED, GREY, LIGHT = "#009E73", "#E69F00", "#D55E00", "#999999", "#CCCCCC"
 
 
 def draw(run: Run, file: Path) -> None:
@@ -147,35 +147,24 @@ def _tokens(axis: Any, run: Run) -> None:
 
 
 def _replicas(axis: Any, run: Run) -> None:
-    """Replicas on the left, requests that wait on the right."""
-    _title(axis, "replicas (left); requests without a token yet, or held (right)")
-    bins = report.bins(run)
+    """Replicas on the left, the queue on the right."""
+    _title(axis, "replicas (left); requests that wait, as /ready says (right)")
     right = axis.twinx()
-    right.fill_between(
-        [each.at for each in bins],
-        [each.waiting for each in bins],
+    queues = report.queues(run)
+    right.stackplot(
+        [each.at for each in queues],
+        [each.held for each in queues],
+        [each.waiting for each in queues],
         step="post",
-        color=GREY,
-        alpha=0.35,
+        colors=(GREY, LIGHT),
         linewidth=0,
-        label="no token yet",
+        labels=("wait at gateways", "wait in engines"),
     )
     models = list(dict.fromkeys(sample.model for sample in run.samples))
     for model, colour, style in zip(models, COLOURS * len(models), ("-", "--", ":") * len(models), strict=False):
         samples = [sample for sample in run.samples if sample.model == model]
-        at = [sample.at for sample in samples]
-        if any(sample.held for sample in samples):
-            right.step(
-                at,
-                [sample.held for sample in samples],
-                where="post",
-                color=colour,
-                linewidth=1,
-                linestyle=":",
-                label=f"{model}: held",
-            )
         axis.step(
-            at,
+            [sample.at for sample in samples],
             [sample.replicas for sample in samples],
             where="post",
             color=colour,
@@ -186,7 +175,8 @@ def _replicas(axis: Any, run: Run) -> None:
     axis.set_zorder(right.get_zorder() + 1)
     axis.patch.set_visible(False)
     right.spines["top"].set_visible(False)
-    axis.yaxis.get_major_locator().set_params(integer=True)
+    for each in (axis, right):
+        each.yaxis.get_major_locator().set_params(integer=True)
     axis.set_ylim(0, max((sample.replicas for sample in run.samples), default=1) * 1.5 + 0.2)
     right.set_ylim(0, max(1.0, right.get_ylim()[1]) * 1.5)
     handles, labels = (

@@ -52,13 +52,15 @@ class Answer(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What ``/ready`` said of one model, ``at`` s from the test's begin. ``held``: requests that gateways hold."""
+    """What ``/ready`` said of one model, ``at`` s from the test's begin. ``held``: requests that wait at gateways.
+    ``waiting``: those in its engines' own queues; None: no engine told."""
 
     at: float
     model: str
     state: str
     replicas: int
     held: int
+    waiting: int | None
 
 
 @dataclass(frozen=True)

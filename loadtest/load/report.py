@@ -65,6 +65,15 @@ class Bin(Judged):
     errors: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Queue:
+    """Requests that waited ``at`` s from the test's begin: ``held`` at gateways, ``waiting`` in engines."""
+
+    at: float
+    held: int
+    waiting: int
+
+
 def figures(answers: Sequence[Answer], target: Target) -> Figures:
     whole = [each for each in answers if not each.error]
     ttft, itl = firsts(answers), itls(answers)
@@ -204,6 +213,15 @@ def tokens_within(answers: Iterable[Answer], at: float, until: float) -> float:
 
 def _overlap(at: float, until: float, begin: float, end: float) -> float:
     return max(0.0, min(until, end) - max(at, begin))
+
+
+def queues(run: Run) -> list[Queue]:
+    """Of all models together, each time that the endpoint was asked."""
+    found: dict[float, Queue] = {}
+    for sample in run.samples:
+        before = found.get(sample.at, Queue(sample.at, 0, 0))
+        found[sample.at] = Queue(sample.at, before.held + sample.held, before.waiting + (sample.waiting or 0))
+    return list(found.values())
 
 
 def document(run: Run) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What the endpoint says of itself while it is under load: replicas and held requests by model, from ``/ready``."""
+"""What the endpoint says of itself while it is under load: replicas and queues by model, from ``/ready``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gevent
@@ -32,7 +32,12 @@ def look(client: httpx.Client, models: set[str], at: float) -> list[Sample]:
         return []
     found = told.get("models") if isinstance(told, dict) else None
     return [
-        Sample(round(at, 2), name, model["state"], model["replicas"], model["held"])
+        _sample(at, name, model)
         for name, model in (found or {}).items()
         if models & {name, *model["also_known_as"], *model["adapters"]}
     ]
+
+
+def _sample(at: float, name: str, model: Mapping[str, Any]) -> Sample:
+    waiting = model["engines"]["waiting"] if model["engines"] else None
+    return Sample(round(at, 2), name, model["state"], model["replicas"], model["held"], waiting)

@@ -30,7 +30,10 @@ class Access:
     moves: int
     prompt_tokens: int | None
     generated_tokens: int | None
+    route_s: float | None
     queue_s: float | None
+    cold_s: float | None
+    engine_s: float | None
     first_byte_s: float | None
     total_s: float
 

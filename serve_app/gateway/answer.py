@@ -13,6 +13,7 @@ from serve_app.errors import ModelyardError, Protocol
 from serve_app.gateway.record import TIMING_HEADER, Record
 from serve_app.gateway.upstream import Head
 from serve_app.lease import GROUP_END, KEPT_HEADER, RECORD
+from serve_app.one_id import REQUEST_ID_HEADER
 
 # What of the engine's headers the client may see.
 _RETURNED = frozenset((b"content-type", b"cache-control"))
@@ -153,7 +154,7 @@ class Answer:
 
     def _headers(self, given: Headers) -> list[tuple[bytes, bytes]]:
         headers = [(k, v) for k, v in given if k in _RETURNED]
-        headers.append((b"x-request-id", self.record.id))
+        headers.append((REQUEST_ID_HEADER, self.record.id))
         if timing := self.record.timing():
             headers.append((TIMING_HEADER, timing.encode()))
         headers += self.extra
@@ -170,6 +171,8 @@ class Answer:
         elif not self.started:
             self.started = True
             status, headers, body = errors.render(error, self._protocol)
+            if self.record.id:
+                headers.append((REQUEST_ID_HEADER, self.record.id))
             await respond(self._send, status, headers + self._in_whose_place() + self.extra, body)
 
 

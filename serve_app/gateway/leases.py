@@ -88,6 +88,7 @@ class LeasePool:
         self._leaving: set[str] = set()
         self._hold_s = 1.0  # moving average of how long a request keeps its lease
         self._closed: errors.ModelyardError | None = None
+        self._empty_until = -math.inf  # by what Serve's router says; infinite while it says that no replica runs
         loop = asyncio.get_running_loop()
 
         def hop(running: frozenset[str]) -> None:  # from the thread of Serve's router
@@ -122,6 +123,10 @@ class LeasePool:
     def cold(self) -> bool:
         """No replica runs: the model is asleep or starting."""
         return not (self._watch_replicas.running(self._name) or self._replicas())
+
+    def was_cold(self, since: float) -> bool:
+        """No replica runs, or none did at some time after ``since``, on ``time.monotonic``."""
+        return self.cold or self._empty_until >= since
 
     @property
     def patience_s(self) -> float:
@@ -430,6 +435,10 @@ class LeasePool:
 
     def _running_changed(self, running: frozenset[str]) -> None:
         """Serve says which replicas may get new requests: the others are leaving, or gone."""
+        if not running:
+            self._empty_until = math.inf
+        elif self._empty_until == math.inf:
+            self._empty_until = time.monotonic()
         before = self._leaving
         here = {*self._busy, *(lease.grant.replica for lease in self._idle)}
         self._leaving = here - running

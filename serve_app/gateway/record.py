@@ -6,6 +6,7 @@ The relay and the answer say what happens, a few times per request and never per
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +19,8 @@ from serve_app.gateway.tracing import FIRST_BYTE, NOT_TRACED, QUEUE, UPSTREAM, T
 from serve_app.lease import Counted
 from serve_app.signals import (
     ABORTS,
+    COLD_TIME,
+    ENGINE_TIME,
     FIRST_TOKEN_TIME,
     HELD_COLD,
     IN_FLIGHT,
@@ -25,6 +28,7 @@ from serve_app.signals import (
     QUEUE_TIME,
     QUEUED,
     REQUESTS,
+    ROUTE_TIME,
     TOKEN_TIME,
     TOKENS,
     WHOLE_TIME,
@@ -77,8 +81,11 @@ class Record:
         self._came = time.monotonic()
         self._replica = ""
         self._stage: tuple[Metric, str, str] | None = None  # the gauge that counts it now, with its labels
+        self._route_s: float | None = None
         self._waits_since: float | None = None
+        self._was_cold: Callable[[float], bool] = lambda _since: False
         self._queue_s: float | None = None
+        self._cold_s: float | None = None
         self._sent = 0.0
         self._began: float | None = None
         self._is_stream = False
@@ -88,11 +95,16 @@ class Record:
 
     # Its stages
 
-    def waits(self, model: str, cold: bool) -> None:
-        """For a replica of ``model``; ``cold``: none runs."""
+    def waits(self, model: str, was_cold: Callable[[float], bool]) -> None:
+        """For a replica of ``model``; ``was_cold(since)``: none runs, or none did at some time since then."""
+        self._stop_waiting()  # for another model of its name, in vain
         self.model = model
-        self._enter(HELD_COLD if cold else QUEUED)
+        self._was_cold = was_cold
         self._waits_since = time.monotonic()
+        cold = was_cold(self._waits_since)
+        self._enter(HELD_COLD if cold else QUEUED)
+        if self._route_s is None:
+            self._route_s = self._waits_since - self._came
         self.trace.stage(QUEUE, cold=cold)
 
     def sent(self, replica: str) -> None:
@@ -117,13 +129,13 @@ class Record:
 
     def timing(self, *, at_its_end: bool = False) -> str:
         """Where its time went so far, in the words of ``TIMING_HEADER``; empty where nothing is known."""
-        known = []
-        if self._queue_s is not None:
-            known.append(("queue", self._queue_s))
-        if self._began is not None:
-            known.append(("upstream", self._began - self._sent))
-        if at_its_end:
-            known.append(("total", time.monotonic() - self._came))
+        stages = {
+            "route": self._route_s,
+            "queue": self._queue_s,
+            "upstream": None if self._began is None else self._began - self._sent,
+            "total": time.monotonic() - self._came if at_its_end else None,
+        }
+        known = ((stage, seconds) for stage, seconds in stages.items() if seconds is not None)
         return ", ".join(f"{stage};dur={seconds * 1000:.1f}" for stage, seconds in known)
 
     # Its end
@@ -157,8 +169,9 @@ class Record:
             said_id = self.id.decode("latin-1")
             self._failures.add(Failure(time.time(), self.model, self._route, self.status, self._reason, said_id))
         self._count(REQUESTS, f"{self.status // 100}xx", self._reason)
-        if self._queue_s is not None:
-            self._count(QUEUE_TIME, value=self._queue_s)
+        for metric, seconds in ((ROUTE_TIME, self._route_s), (QUEUE_TIME, self._queue_s), (COLD_TIME, self._cold_s)):
+            if seconds is not None:
+                self._count(metric, value=seconds)
         if self._began is not None and self._is_stream:
             self._count(FIRST_TOKEN_TIME, value=self._began - self._came)
         if self._outcome == "ok":
@@ -169,6 +182,7 @@ class Record:
         """The rest, once the tokens are counted or never will be."""
         counted = self.tally.counted
         if counted is not None:
+            self._count(ENGINE_TIME, value=counted.engine_s)
             for what, tokens in (("prompt", counted.prompt), ("generated", counted.generated)):
                 if tokens:
                     self._count(TOKENS, what, value=tokens)
@@ -194,7 +208,10 @@ class Record:
             moves=self.moves,
             prompt_tokens=counted.prompt if counted else None,
             generated_tokens=counted.generated if counted else None,
+            route_s=self._route_s,
             queue_s=self._queue_s,
+            cold_s=self._cold_s,
+            engine_s=counted.engine_s if counted else None,
             first_byte_s=None if self._began is None else self._began - self._came,
             total_s=self._ended - self._came,
         )
@@ -235,7 +252,12 @@ class Record:
 
     def _stop_waiting(self) -> None:
         if self._waits_since is not None:
-            self._queue_s = (self._queue_s or 0.0) + time.monotonic() - self._waits_since
+            waited_s = time.monotonic() - self._waits_since
+            self._queue_s = (self._queue_s or 0.0) + waited_s
+            # Serve takes a moment to say that the last replica died: who came meanwhile was queued.
+            began_cold = self._stage is not None and self._stage[0] is HELD_COLD
+            if began_cold or self._was_cold(self._waits_since):
+                self._cold_s = (self._cold_s or 0.0) + waited_s
             self._waits_since = None
 
     def _enter(self, stage: Metric | None) -> None:

@@ -33,6 +33,7 @@ from serve_app.gateway.upstream import ConnectionBroken, LeaseExpired, Leaving
 from serve_app.keys import ANYBODY, Caller
 from serve_app.lease import COUNTED_HEADER, REFUSED_HEADER, UNKNOWN_LEASE
 from serve_app.names import Names
+from serve_app.one_id import REQUEST_ID_HEADER
 from serve_app.signals import BROKEN_STREAMS, FALLBACKS, MOVES, Note
 from serve_app.usage import Told
 
@@ -69,7 +70,7 @@ class Relay:
     async def __call__(
         self, route: Route, caller: Caller, headers: dict[bytes, bytes], receive: Receive, send: Send, trace: Trace
     ) -> None:
-        given_id = clean_request_id(headers.get(b"x-request-id", b""))
+        given_id = clean_request_id(headers.get(REQUEST_ID_HEADER, b""))
         record = Record(self._note, route.path, caller.name, given_id, self._used, self.failures, trace)
         answer = Answer(send, route.protocol, record)
         try:
@@ -236,7 +237,7 @@ class Relay:
         lost = 0
         while True:
             if (lease := successor) is None:
-                answer.record.waits(model.name, pool.cold)
+                answer.record.waits(model.name, pool.was_cold)
                 acquiring = pool.acquire(since, ticket, at_most_s, request.prefix)
                 lease = await (self._with_signs(acquiring, pool, model.name, answer) if shows else acquiring)
             answer.record.sent(lease.grant.replica)

@@ -25,6 +25,7 @@ from serve_app.lease import (
     RESUME_HEADER,
     Counted,
 )
+from serve_app.one_id import REQUEST_ID_HEADER
 from serve_app.prefixes import Prefix, of_adapter
 
 # A client that asks for signs of life while it waits.
@@ -44,7 +45,7 @@ ASKING_HEADERS = (
 )
 # Under these replicas count. Unique on a lease, which is all that they have to be.
 _NUMBERS = itertools.count(1)
-_COUNT = re.compile(rb"(\d{1,12}) (\d{1,12})")
+_COUNT = re.compile(rb"(\d{1,12}) (\d{1,12}) (\d{1,9}\.\d{4})")
 # What of the client's headers the engine may see. Never authorization or cookies.
 _FORWARDED = frozenset((b"content-type", b"accept", b"anthropic-version", EVERY_TOKEN_HEADER))
 
@@ -75,7 +76,7 @@ class Request:
         self._fields = fields
         self._adapter: tuple[str, str] | None = None
         self._prefix: Prefix | None = None
-        self._lines = [ASKED_MODEL_HEADER + b": " + self.asked.encode(), b"x-request-id: " + record.id]
+        self._lines = [ASKED_MODEL_HEADER + b": " + self.asked.encode(), REQUEST_ID_HEADER + b": " + record.id]
         self._lines += [name + b": " + value for name, value in headers.items() if name in _FORWARDED]
         if ticket.priority:
             self._lines.append(PRIORITY_HEADER + f": {ticket.priority}".encode())
@@ -114,7 +115,7 @@ class Request:
         """The answer itself says what it cost (``COUNT_HEADER``); empty: it does not, so the lease will."""
         # A model's own code may write anything in its answers; what is no count is none.
         if (said := _COUNT.fullmatch(words)) and (tell := lease.counting.pop(number, None)) is not None:
-            tell(Counted(number, int(said[1]), int(said[2])))
+            tell(Counted(number, int(said[1]), int(said[2]), float(said[3])))
 
     def head(self, lease: Lease, answer: Answer, records: int, number: str) -> bytes:
         """The HTTP/1.1 head for one replica. ``records``: length of the journal in front of the body, in bytes.

@@ -1,4 +1,4 @@
-"""What one request cost its engine in tokens, as its replicas tell it: beside the answer, mostly a moment after it."""
+"""What one request cost its engine, as its replicas tell it: beside the answer, mostly a moment after it."""
 
 import asyncio
 from collections.abc import Callable

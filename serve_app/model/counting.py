@@ -1,10 +1,11 @@
-"""How many tokens one request cost its engine, also where its client left: asked for by the gateway (``COUNT_HEADER``),
-for its metrics and its keys' quotas.
+"""What one request cost its engine in tokens and time, also where its client left: asked for by the gateway
+(``COUNT_HEADER``), for its metrics and its keys' quotas.
 
 Told in the answer itself where there is room for it, which costs nothing; else beside it, on the lease's own stream,
 which is one more message through Serve.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
@@ -13,20 +14,23 @@ from serve_app.lease import COUNTED_HEADER, KEPT_HEADER, Counted
 
 
 class Counting:
-    """Of one HTTP request. ``requests``: for each engine request that it became, what says ``(prompt, generated)`` so
-    far, in tokens. ``told``: the answer says it. ``unheard``: the gateway has left; engines answer all the same."""
+    """Of one HTTP request, from now on. ``requests``: for each engine request that it became, what says ``(prompt,
+    generated)`` so far, in tokens. ``told``: the answer says it. ``unheard``: the gateway has left; engines answer all
+    the same."""
 
     def __init__(self, number: str) -> None:
         self.requests: list[Callable[[], tuple[int, int]]] = []
         self.told = False
         self.unheard = False
         self._number = number
+        self._began = time.monotonic()
         self._head: Message | None = None  # kept back until it is known whether the answer is whole
         self._journal = False
 
     def total(self) -> Counted:
         told = [count() for count in self.requests]
-        return Counted(self._number, sum(prompt for prompt, _ in told), sum(generated for _, generated in told))
+        prompt, generated = (sum(tokens) for tokens in zip(*told, strict=True)) if told else (0, 0)
+        return Counted(self._number, prompt, generated, time.monotonic() - self._began)
 
     def add_to(self, message: Message, *, last: bool) -> Sequence[Message]:
         """What goes out in the place of this ``message`` of the answer."""

@@ -149,7 +149,7 @@ def start_engine(engine_args: Any, **options: Any) -> Any:
     return _first(ASYNC_LLM).from_vllm_config(
         config,
         usage_context=usage,
-        enable_log_requests=False,
+        enable_log_requests=engine_args.enable_log_requests,
         disable_log_stats=engine_args.disable_log_stats,
         **options,
     )

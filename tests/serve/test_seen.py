@@ -55,7 +55,9 @@ def test_metrics_come_out_of_rays_own(yard_cluster: Cluster) -> None:
         ("ray_modelyard_tokens_total", *at, "generated"): 11,
         ("ray_modelyard_in_flight", *at): 0,
         ("ray_modelyard_queued", *at): 0,
+        ("ray_modelyard_route_seconds_count", *at): 4,
         ("ray_modelyard_queue_seconds_count", *at): 4,
+        ("ray_modelyard_engine_seconds_count", *at): 4,
         ("ray_modelyard_time_to_first_token_seconds_count", *at): 3,
         ("ray_modelyard_request_seconds_count", *at): 3,
         ("ray_modelyard_time_per_output_token_seconds_count", *at): 2,
@@ -88,8 +90,9 @@ def test_the_client_and_the_log_are_told(yard_cluster: Cluster) -> None:
         headers = {"x-request-id": f"seen-{stream}"}
         answer = yard_cluster.client.post(CHAT, json=ask(stream=stream), headers=headers)
         stages = dict(stage.strip().split(";dur=") for stage in answer.headers["server-timing"].split(","))
-        assert stages.keys() == {"queue", "upstream"}
+        assert stages.keys() == {"route", "queue", "upstream"}
         assert all(float(dur) >= 0 for dur in stages.values())
+        assert answer.headers.get_list("x-request-id")[0] == f"seen-{stream}"
     yard_cluster.client.post(CHAT, json=ask(model="nobody"), headers={"x-request-id": "refused"})
 
     def told() -> list[dict[str, Any]]:
@@ -105,6 +108,18 @@ def test_the_client_and_the_log_are_told(yard_cluster: Cluster) -> None:
     assert told()[0]["replica"] in yard_cluster.pids("seen")
     assert "POST / 200" not in yard_cluster.log(GATEWAY, GATEWAY_DEPLOYMENT)
     assert not any("CALL" in yard_cluster.log("seen", deployment) for deployment in (MODEL_DEPLOYMENT, CARD_DEPLOYMENT))
+
+
+def test_an_answer_has_one_id(yard_cluster: Cluster) -> None:
+    """Ours, without Serve's beside it: of whole answers, streams, errors, and what is no request to a model."""
+    yard_cluster.deploy(SEEN)
+
+    def ids(**more: Any) -> list[str]:
+        answer = yard_cluster.client.post(CHAT, json=ask(**more), headers={"x-request-id": "not clean"})
+        return answer.headers.get_list("x-request-id")
+
+    assert [ids(), ids(stream=True), ids(model="nobody")] == 3 * [["not-clean"]]
+    assert len(yard_cluster.client.get("/v1/models").headers.get_list("x-request-id")) == 1
 
 
 @pytest.fixture

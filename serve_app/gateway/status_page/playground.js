@@ -60,7 +60,8 @@ async function send() {
       body: JSON.stringify(body),
       signal,
     });
-    setText(element("request-id"), response.headers.get("x-request-id") ?? "–");
+    // Serve may add it once more, and browsers join what comes twice.
+    setText(element("request-id"), response.headers.get("x-request-id")?.split(",")[0] ?? "–");
     for await (const { data, comment } of events(response)) {
       if (comment) setText(element("progress"), comment);
       if (!data || data === "[DONE]") continue;
