@@ -179,7 +179,8 @@ def test_a_node_that_is_killed_and_joins_again(yard_cluster: Cluster) -> None:
             lost.end()
             dead_at = time.monotonic()
             eventually("Ray knows", lambda: lost.id not in yard_cluster.nodes())
-            with pytest.raises(AssertionError), node(yard_cluster, num_cpus=1, env={"RAY_AUTH_TOKEN": "another"}):
+            stranger = node(yard_cluster, num_cpus=1, env={"RAY_AUTH_TOKEN": "another"})
+            with pytest.raises(AssertionError, match="InvalidAuthToken"), stranger:
                 pass
             joined = later.enter_context(node(yard_cluster, num_cpus=1))
             there = partial(on_node, yard_cluster, joined)
