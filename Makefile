@@ -19,7 +19,9 @@ CPU_TORCH := $(shell grep --no-messages '^torch==.*+cpu$$' $(LOCK))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: serve stop loadtest test lint check chaos fuzz lock clean help
+.PHONY: install serve stop loadtest test lint check chaos fuzz lock clean help
+
+install: $(VENV)/.installed ## Install what TARGET needs, and start nothing
 
 serve: $(VENV)/.installed ## Install if needed, deploy CONFIG on a local Ray, follow it; Ctrl-C stops everything
 	@$(BIN)/modelyard serve $(CONFIG)

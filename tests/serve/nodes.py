@@ -18,7 +18,7 @@ from serve_app import local_cluster
 from serve_app.local_cluster import Session
 from tests.serve.cluster import Cluster, eventually
 
-START_S = 60.0
+START_S = 120.0
 # The last number of each node's own loopback address. The head's is 1.
 _NUMBERS = itertools.count(2)
 
