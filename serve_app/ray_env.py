@@ -40,6 +40,8 @@ SETTINGS = (
         haproxy.MAXCONN,
         "16384",
         f"Clients at once per node; those beyond wait without a word. Serve's default: {haproxy.SERVES_MAXCONN:,}.",
+    ),
+    Setting(
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
         "serve_app.one_id:middlewares",
         "One x-request-id per answer. Serve adds the one that it knows to every answer, also to one that has it. Every "
