@@ -14,7 +14,7 @@ from serve_app.config import RequestLimits
 from serve_app.gateway.lease import Lease
 from serve_app.gateway.leases import LeasePool
 from serve_app.gateway.routes import RELAYED
-from tests.inprocess import model, yard
+from tests.inprocess import eventually, model, yard
 
 CHAT = "/v1/chat/completions"
 TIMEOUT = "x-modelyard-timeout-s"
@@ -147,15 +147,20 @@ async def test_requests_of_a_lost_replica_are_asked_again_before_newcomers() -> 
     async with yard(model("m", replicas=2, slots=1)) as y:
         done: list[str] = []
 
+        def at_work_and_waiting() -> tuple[int, int]:
+            pool = y.directory.report().get("m", {"in_use": 0, "waiting": 0})
+            return pool["in_use"], pool["waiting"]
+
         async def ask(name: str) -> None:
-            answer = await y.client.post(CHAT, json=chat(max_tokens=2, fake={"first_token_s": 0.4}))
+            answer = await y.client.post(CHAT, json=chat(max_tokens=2, fake={"first_token_s": 1.0}))
             assert answer.status_code == 200
             done.append(name)
 
         asked = []
         for name in ("first", "first", "newcomer", "newcomer"):
             asked.append(asyncio.create_task(ask(name)))
-            await asyncio.sleep(0.05)
+            await eventually(lambda: sum(at_work_and_waiting()) == len(asked))
+        assert at_work_and_waiting() == (2, 2)
         await y.models["m"].replicas[0].die()
         await asyncio.gather(*asked)
         assert done == ["first", "first", "newcomer", "newcomer"]
