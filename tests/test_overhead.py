@@ -24,9 +24,10 @@ from loadtest.about import ROOT
 from loadtest.clusters import ClusterFault
 from loadtest.events import Events
 from loadtest.overhead import client, report, serve_llm
-from loadtest.overhead.__main__ import Arrivals, Asked, app, measure, order, shares
+from loadtest.overhead.__main__ import app, measure, order
 from loadtest.overhead.bare import flags
 from loadtest.overhead.client import Answer, Level, Load, Taken
+from loadtest.overhead.loads import Arrivals, Asked, shares
 from loadtest.overhead.report import Sample
 from loadtest.overhead.routers import ROUTERS, Place, commands, program
 from loadtest.overhead.targets import (
