@@ -3,7 +3,7 @@
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,8 +43,8 @@ def run(
     warm_up: Annotated[float, typer.Option(min=0, help="Before that, s.")] = 2.0,
     repeats: Annotated[int, typer.Option(min=1, help="Of each load.")] = 3,
     start_s: Annotated[float, typer.Option(min=1, help="Longest start of a variant.")] = 300.0,
-    budget_s: Annotated[float, typer.Option(help="Begin no variant that might end later than this.")] = 570.0,
-    variant_usual_s: Annotated[float, typer.Option(help="A variant is begun only with this much of it left.")] = 120.0,
+    budget_s: Annotated[float, typer.Option(help="Begin no row that might end later than this.")] = 570.0,
+    variant_usual_s: Annotated[float, typer.Option(help="What a row's variants usually take, each.")] = 120.0,
 ) -> None:
     """Measure what the engine's powers gain, row by row, through Modelyard.
 
@@ -59,19 +59,21 @@ def run(
     rows = [_row(name) for name in names] if names else [*(GPU_ROWS if have else CPU_ROWS)]
     setting = Setting(seconds, warm_up, repeats, clients(), start_s)
     end = time.monotonic() + budget_s
-    for row in rows:
-        if row.gpus > have:
-            console.print(f"{row.name}: needs {row.gpus} GPUs, there are {have}", highlight=False)
     failed = 0
-    for row, variant in missing([row for row in rows if row.gpus <= have], report.read(results)):
-        if (left := end - time.monotonic()) < variant_usual_s:
-            console.print(f"{row.name}, {variant.name}: not begun, {left:.0f} s are left", highlight=False)
+    for row in rows:
+        wanted = missing(row, report.read(results))
+        if wanted and row.gpus > have:
+            console.print(f"{row.name}: needs {row.gpus} GPUs, there are {have}", highlight=False)
             continue
-        found = attempt(row, variant, setting)
-        results.parent.mkdir(parents=True, exist_ok=True)
-        with results.open("a") as file:
-            file.write(report.line(found))
-        failed += "failed" in found
+        if (left := end - time.monotonic()) < variant_usual_s * len(wanted):
+            console.print(f"{row.name}: not begun, {left:.0f} s are left", highlight=False)
+            continue
+        for variant in wanted:
+            found = attempt(row, variant, setting)
+            results.parent.mkdir(parents=True, exist_ok=True)
+            with results.open("a") as file:
+                file.write(report.line(found))
+            failed += "failed" in found
     _print(results, rows)
     raise typer.Exit(1 if failed else 0)
 
@@ -101,10 +103,10 @@ def document(
     file.write_text(report.with_tables(file.read_text(), report.kept()))
 
 
-def missing(rows: Iterable[Row], lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Row, Variant]]:
-    """The variants of ``rows`` that ``lines`` do not have; those that failed are missing too."""
+def missing(row: Row, lines: Iterable[Mapping[str, Any]]) -> list[Variant]:
+    """The variants of ``row`` that ``lines`` do not have; those that failed are missing too."""
     known = {(line["row"], line["variant"]) for line in lines if "failed" not in line}
-    return ((row, variant) for row in rows for variant in row.variants if (row.name, variant.name) not in known)
+    return [variant for variant in row.variants if (row.name, variant.name) not in known]
 
 
 def attempt(row: Row, variant: Variant, setting: Setting, measure: Measure = measure) -> dict[str, Any]:
