@@ -49,8 +49,13 @@ def _engine_versions() -> dict[str, str]:
 
 
 def gpus() -> list[str]:
-    """Name, memory and driver of each; none where NVIDIA's tool is not there."""
-    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    """Name, memory and driver of each."""
+    return nvidia_smi("name,memory.total,driver_version")
+
+
+def nvidia_smi(query: str) -> list[str]:
+    """A line per GPU; none where NVIDIA's tool is not there."""
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):

@@ -43,6 +43,9 @@ def run(
     warm_up: Annotated[float, typer.Option(min=0, help="Before that, s.")] = 2.0,
     repeats: Annotated[int, typer.Option(min=1, help="Of each load.")] = 3,
     start_s: Annotated[float, typer.Option(min=1, help="Longest start of a variant.")] = 300.0,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Folder of any, for shapes; default: the demo model's.")
+    ] = None,
     budget_s: Annotated[float, typer.Option(help="Begin no row that might end later than this.")] = 570.0,
     variant_usual_s: Annotated[float, typer.Option(help="What a row's variants usually take, each.")] = 120.0,
 ) -> None:
@@ -57,7 +60,7 @@ def run(
     heed_signals()
     have = len(gpus())
     rows = [_row(name) for name in names] if names else [*(GPU_ROWS if have else CPU_ROWS)]
-    setting = Setting(seconds, warm_up, repeats, clients(), start_s)
+    setting = Setting(seconds, warm_up, repeats, clients(), start_s, tokenizer)
     end = time.monotonic() + budget_s
     failed = 0
     for row in rows:

@@ -1,7 +1,6 @@
 """Start a variant as its own cluster, put its loads on it, and write down what came."""
 
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import psutil
 
+from loadtest.about import nvidia_smi
 from loadtest.clusters import cluster
 from loadtest.figures import MODELYARD
 from loadtest.overhead import report
@@ -41,13 +41,14 @@ Tell = Callable[[str], None]
 @dataclass(frozen=True)
 class Setting:
     """``seconds`` measured of each load after ``warm_up``, ``repeats`` times; ``clients``: processes per model;
-    ``start_s``: the longest start."""
+    ``start_s``: the longest start; ``tokenizer``: a folder, of shapes, in the place of the demo model's."""
 
     seconds: float
     warm_up: float
     repeats: int
     clients: int
     start_s: float
+    tokenizer: Path | None = None
 
 
 def made(value: Any, folder: Path, tell: Tell) -> Any:
@@ -67,7 +68,7 @@ def made(value: Any, folder: Path, tell: Tell) -> Any:
 def measure(row: Row, variant: Variant, setting: Setting, home: Path, tell: Tell) -> dict[str, Any]:
     """The raw values of one variant. ``home``: an empty folder. ClusterFault, LocalClusterError, RayApiError,
     DemoModelError, httpx.HTTPError, ValueError: it cannot be had, or nothing was answered."""
-    models = [with_files(ModelArgs.model_validate(made(dict(args), home, tell)), tell) for args in variant.models]
+    models = [_entry(made(dict(args), home, tell), setting.tokenizer, tell) for args in variant.models]
     names = NAMES[: len(models)]
     entries = [
         {"name": name, "import_path": MODEL_IMPORT_PATH, "route_prefix": None, "args": _plain(args)}
@@ -106,6 +107,12 @@ def measure(row: Row, variant: Variant, setting: Setting, home: Path, tell: Tell
         found["memory_gib"] = _memory(running.session, models, "".join(logs))
         found["placement"] = _placement(api)
     return found
+
+
+def _entry(args: Mapping[str, Any], tokenizer: Path | None, tell: Tell) -> ModelArgs:
+    if tokenizer is not None and "shape" in args["source"]:
+        args = {**args, "source": {**args["source"], "tokenizer": str(tokenizer.absolute())}}
+    return with_files(ModelArgs.model_validate(args), tell)
 
 
 def _plain(args: ModelArgs) -> dict[str, Any]:
@@ -193,18 +200,10 @@ def _memory(session: Session, models: Sequence[ModelArgs], logs: str) -> dict[st
             if role_of(" ".join(process.cmdline()), {}) == ENGINE:
                 own += process.memory_full_info().uss
     said = logged(logs)
+    gpus = [round(float(line.removesuffix(" MiB")) / 1024, 1) for line in nvidia_smi("memory.used")]
     files = sum(file.stat().st_size for args in models for file in Path(args.source.path or "/").glob("*.safetensors"))
     weights = said.get("weights_gib") or files / GIB
-    return {"engine": round(own / GIB, 2), "weights": round(weights, 3), "gpus": _gpu_memory(), "said": said}
-
-
-def _gpu_memory() -> list[float]:
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [round(float(mib) / 1024, 1) for mib in done.stdout.split()]
+    return {"engine": round(own / GIB, 2), "weights": round(weights, 3), "gpus": gpus, "said": said}
 
 
 def _placement(api: RayApi) -> list[Mapping[str, Any]]:
