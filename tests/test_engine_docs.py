@@ -1,6 +1,5 @@
 """docs/engine.md and docs/coming-from.md: their lines work, their keys exist, their tables are of the raw values."""
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ from loadtest.powers.rows import ROWS
 from serve_app.check import check_config
 from serve_app.config import CardSettings, GatewaySettings, ModelArgs
 from serve_app.model import engine_args
+from tests.test_check import needs_vllm
 from tests.test_deployments import inner_model
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 ENGINE, COMING_FROM = ((DOCS / name).read_text() for name in ("engine.md", "coming-from.md"))
 LINES = re.findall(r"```yaml\n(.*?)```", ENGINE, re.DOTALL)
-needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
 # What a key of coming-from.md begins with, and what has it.
 OWNERS: dict[str, type[BaseModel]] = {
     "args": ModelArgs,

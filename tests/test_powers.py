@@ -9,13 +9,17 @@ import pytest
 
 from loadtest.about import ROOT
 from loadtest.clusters import ClusterFault
-from loadtest.powers import engine_metrics, measure, quality, report
+from loadtest.powers import checkpoints, engine_metrics, measure, quality, report
 from loadtest.powers.__main__ import attempt, missing
 from loadtest.powers.measure import Setting
 from loadtest.powers.quality import Said
 from loadtest.powers.rows import CPU_ROWS, GPU_ROWS, ROWS, Load, Row, Variant, changed
 from loadtest.powers.texts import KINDS
-from serve_app.config import ModelArgs
+from serve_app.check import check_config
+from serve_app.config import GATEWAY_IMPORT_PATH, MODEL_IMPORT_PATH, ModelArgs, Source
+from serve_app.planning.memory import sizes
+from serve_app.sources import read_shape, resolve
+from tests.test_check import needs_vllm
 
 VARIANTS = [(row, variant) for row in ROWS.values() for variant in row.variants]
 SETTING = Setting(seconds=1, warm_up=0, repeats=1, clients=1, start_s=1)
@@ -29,6 +33,34 @@ def test_every_variant_is_a_valid_entry(row: Row, variant: Variant) -> None:
         assert (entry.resources.num_gpus == 0) == (row.gpus == 0)
         assert row.gpus == 0 or entry.workers <= row.gpus
         assert "full" not in row.figures or entry.engine["max_model_len"] > 0
+
+
+@pytest.mark.engine
+@needs_vllm
+@pytest.mark.parametrize(("row", "variant"), VARIANTS, ids=[f"{r.name}: {v.name}" for r, v in VARIANTS])
+def test_every_variant_passes_check_with_vllm(row: Row, variant: Variant) -> None:
+    """Its engine arguments exist in the installed vLLM, with values of their types."""
+    for args in variant.models:
+        entry = {"name": "m", "import_path": MODEL_IMPORT_PATH, "route_prefix": None}
+        entry["args"] = {**args, "source": {"demo": "smollm2-135m-instruct"}}
+        gateway = {"name": "gateway", "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"}
+        assert check_config({"applications": [gateway, entry]}, base=ROOT).faults == ()
+
+
+@pytest.mark.engine
+@needs_vllm
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's
+@pytest.mark.parametrize(("kind", "share"), [("fp8", 0.56), ("int8", 0.56), ("int4", 0.36)])
+def test_a_quantised_shape_says_so(kind: str, share: float, tmp_path: Path) -> None:
+    """In its config.json, in words that the plan understands: most of the weights take that much less."""
+    shape = "shapes/Llama-3.1-8B-Instruct.json"
+
+    def weights(shape: str) -> float:
+        source = Source(shape=shape)
+        return sizes(ModelArgs(source=source), read_shape(resolve(source)), gpu_bytes=1 << 37).memory.weights
+
+    quantised = checkpoints.quantised_shape(shape, kind, tmp_path)
+    assert weights(str(quantised)) / weights(shape) == pytest.approx(share, abs=0.02)
 
 
 def test_rows_can_be_told_apart_and_shown() -> None:

@@ -23,6 +23,7 @@ from serve_app.sources import SHAPES, read_shape, resolve
 # Kind → compressed-tensors' name of the scheme. int8 and fp8: weights per channel, activations per token as they come;
 # int4: weights alone.
 SCHEMES = {"int8": "W8A8", "int4": "W4A16", "fp8": "FP8_DYNAMIC"}
+FORMATS = {"int8": "int-quantized", "int4": "pack-quantized", "fp8": "float-quantized"}
 # Weights of int4 that share a scale. The usual 128 does not divide the demo model's 576.
 GROUP = 64
 # Kind → how many of the 30 layers a draft keeps.
@@ -87,10 +88,10 @@ def _plan(kind: str) -> Any:
 
 def _quantisation(kind: str) -> dict[str, Any]:
     """What a checkpoint of ``kind`` has in its ``config.json``."""
-    plan = _plan(kind)
-    plan.format = {"int4": "pack-quantized", "int8": "int-quantized", "fp8": "float-quantized"}[kind]
-    plan.quantization_status = "compressed"
-    return dict(plan.model_dump(mode="json", exclude_none=True))
+    from compressed_tensors.quantization import QuantizationStatus
+
+    compressed = {"format": FORMATS[kind], "quantization_status": QuantizationStatus.COMPRESSED}
+    return dict(_plan(kind).model_copy(update=compressed).model_dump(mode="json", exclude_none=True))
 
 
 def _quantise(kind: str, model: Any, folder: Path) -> None:
