@@ -34,7 +34,7 @@ from serve_app.ray_api import RayApi, RayApiError
 # Models of a variant, in order.
 NAMES = (MODEL, "second")
 BESIDE = "beside"
-BESIDE_RATE = 0.5
+BESIDE_TOKENS = 2
 Tell = Callable[[str], None]
 
 
@@ -123,23 +123,20 @@ def _take(
     load: Load, port: int, names: Sequence[str], setting: Setting, pools: Sequence[Sequence[Executor]], api: RayApi
 ) -> tuple[list[Sample], dict[str, float]]:
     """The load on all models at once, ``repeats`` times; and what the engines counted meanwhile."""
+    asked = _asked(load.level, load.prompt, load.tokens, setting, load)
+    parts = [(name, name, asked, own) for name, own in zip(names, pools, strict=False)]
+    if load.beside:
+        level = Level(rate=1 / load.beside_s)
+        parts.append((BESIDE, names[0], _asked(level, load.beside, BESIDE_TOKENS, setting), pools[-1]))
     samples: list[Sample] = []
     before = _settled(api)
-    with _peaks(api) as peaks, ThreadPoolExecutor(len(pools)) as at_once:
+    with _peaks(api) as peaks, ThreadPoolExecutor(len(parts)) as at_once:
         for repeat in range(1, setting.repeats + 1):
-
-            def on(
-                name: str, level: Level, asked: Asked, own: Sequence[Executor], repeat: int = repeat
-            ) -> Callable[[], Sample]:
-                to = Address(port, MODEL if name == BESIDE else name, EVERY_TOKEN)
-                return lambda: take(to, name, (1, repeat), level, asked, own)
-
-            asked = _asked(load.level, load.prompt, load.tokens, setting, load)
-            parts = [on(name, load.level, asked, own) for name, own in zip(names, pools, strict=False)]
-            if load.beside:
-                level = Level(rate=BESIDE_RATE)
-                parts.append(on(BESIDE, level, _asked(level, load.beside, 2, setting), pools[-1]))
-            samples += [future.result() for future in [at_once.submit(part) for part in parts]]
+            under_way = [
+                at_once.submit(take, Address(port, model, EVERY_TOKEN), name, (1, repeat), part.levels[0], part, own)
+                for name, model, part, own in parts
+            ]
+            samples += [one.result() for one in under_way]
     after = _settled(api)
     for one in samples:
         report.figures(one)  # ValueError where nothing was answered

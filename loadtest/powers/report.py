@@ -169,8 +169,8 @@ def table(row: Row, lines: Sequence[Mapping[str, Any]]) -> Table:
     shown = Table(title=f"{row.name}: {row.what}", caption=taken(lines), box=box.SIMPLE, pad_edge=False)
     for number, name in enumerate(columns(row)):
         shown.add_column(name, justify="right" if number else "left")
-    for cells_ in text_rows(row, lines):
-        shown.add_row(*cells_)
+    for listed in text_rows(row, lines):
+        shown.add_row(*listed)
     return shown
 
 
@@ -179,7 +179,7 @@ def markdown(row: Row, lines: Sequence[Mapping[str, Any]], file: Path | None) ->
     if not lines or file is None:
         return f"*Not measured yet.* `python -m loadtest.powers run {row.name} --results RESULTS.jsonl`"
     names = columns(row)
-    listed = [[*cells_, *[""] * (len(names) - len(cells_))] for cells_ in text_rows(row, lines)]
+    listed = [[*one, *[""] * (len(names) - len(one))] for one in text_rows(row, lines)]
     shown = [names, ["---"] * len(names), *listed]
     source = f"[raw](../{file.relative_to(ROOT)})"
     return "\n".join(f"| {' | '.join(one)} |" for one in shown) + f"\n\n{taken(lines)} ({source})."

@@ -19,8 +19,8 @@ MADE = "made:"
 @dataclass(frozen=True)
 class Load:
     """``streams`` at once. Prompts are ``prompt`` random ids, the first ``shared`` the same in all, or with ``texts``
-    real ones of that kind (``texts.KINDS``). ``beside``: prompts of so many tokens that arrive meanwhile, one every two
-    seconds, and are not counted."""
+    real ones of that kind (``texts.KINDS``). ``beside``: prompts of so many tokens that arrive meanwhile, one every
+    ``beside_s`` seconds, and are not counted."""
 
     streams: int
     prompt: int = 64
@@ -28,6 +28,7 @@ class Load:
     shared: int = 0
     texts: Literal["", "copying", "new"] = ""
     beside: int = 0
+    beside_s: float = 2.0
 
     @property
     def level(self) -> Level:
@@ -356,10 +357,10 @@ CPU_ROWS = (
     ),
     Row(
         "cpu-chunked-prefill",
-        "4 streams while a prompt of 1,800 tokens arrives every two seconds",
+        "4 streams while a prompt of 1,800 tokens arrives, once in each repeat",
         0,
         _variants(_ON_CPU, _budgets(2048, 512, 128)),
-        (Load(4, 64, 64, beside=1800),),
+        (Load(4, 64, 64, beside=1800, beside_s=4.0),),
         ("tok_s", "tpot_p50", "gap_p50", "gap_p99", "gap_max"),
     ),
     Row(
