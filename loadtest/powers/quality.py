@@ -9,7 +9,7 @@ import httpx
 from loadtest.powers.texts import KINDS, TEXT
 from serve_app.local_cluster import HOST
 
-ANSWER_TOKENS = 48
+ANSWER_TOKENS = 32
 PATIENCE_S = 120.0
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.powers import report
+from loadtest.powers import quality, report
 from loadtest.powers.measure import Setting, measure
 from loadtest.powers.rows import ROWS, Load
 
@@ -25,7 +25,7 @@ def test_a_row_is_measured_on_a_real_engine(engine_home: Path, tmp_path: Path) -
     assert engine["generated"] > 0
     assert engine["running_peak"] >= 1
     assert found["memory_gib"]["engine"] > 0.5
-    assert {len(answer) for answer in found["said"]["answers"]} == {48}
+    assert {len(answer) for answer in found["said"]["answers"]} == {quality.ANSWER_TOKENS}
     line = {"row": row.name, "variant": speculating.name, **found}
     (cells,) = report.text_rows(row, [line])
     assert [name for name, cell in zip(report.columns(row), cells, strict=True) if not cell] == ["same answers"]
