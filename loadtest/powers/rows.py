@@ -308,7 +308,7 @@ CPU_ROWS = (
             # 11,648 tokens, which is five full contexts.
             {"reserved": _engine(max_num_seqs=5), "pages": {}},
         ),
-        (Load(24, 128, 64),),
+        (Load(16, 128, 32),),
         ("kv_tokens", "full", "running", "kv_usage", *_SPEED),
     ),
     Row(
@@ -316,7 +316,7 @@ CPU_ROWS = (
         "n-gram speculation on texts that repeat their prompt, and on new ones",
         0,
         _variants(_ON_CPU, {"alone": {}, "n-gram": _engine(speculative_config=_NGRAM)}),
-        tuple(Load(streams, tokens=48, texts=kind) for kind in ("copying", "new") for streams in (1, 8)),
+        tuple(Load(streams, tokens=32, texts=kind) for kind in ("copying", "new") for streams in (1, 8)),
         (*_SPECULATION, "same_answers"),
         says=True,
     ),
@@ -325,7 +325,7 @@ CPU_ROWS = (
         "a draft model of the demo model's own first layers",
         0,
         _variants(_ON_CPU, _DRAFTS),
-        (Load(1, tokens=48, texts="new"),),
+        (Load(1, tokens=32, texts="new"),),
         (*_SPECULATION, "same_answers", "same_tokens"),
         says=True,
     ),
@@ -335,7 +335,7 @@ CPU_ROWS = (
         0,
         # Without AMX vLLM has no kernel for FP8 weights on a CPU, and is too slow to wait for.
         _variants(_ON_CPU, {name: change for name, change in _WEIGHTS.items() if name != "fp8"}),
-        (Load(1), Load(8)),
+        (Load(1, tokens=32), Load(8, tokens=32)),
         ("weights", "engine_memory", "tok_s", "tpot_p50", "perplexity", "same_answers", "same_tokens"),
         says=True,
     ),
