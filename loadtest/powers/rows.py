@@ -352,7 +352,7 @@ CPU_ROWS = (
         "prompts of 1,088 tokens of which 1,024 are the same",
         0,
         _variants(_ON_CPU, _PREFIX_CACHE),
-        (Load(1, 1088, 8, shared=1024), Load(4, 1088, 8, shared=1024)),
+        (Load(2, 1088, 8, shared=1024),),
         ("hits", *_SPEED),
     ),
     Row(
