@@ -14,7 +14,7 @@ import httpx
 import psutil
 
 from loadtest.about import nvidia_smi
-from loadtest.clusters import cluster
+from loadtest.clusters import Running, cluster
 from loadtest.figures import MODELYARD
 from loadtest.overhead import report
 from loadtest.overhead.client import Level
@@ -100,7 +100,7 @@ def measure(row: Row, variant: Variant, setting: Setting, home: Path, tell: Tell
         found["loads"] = []
         for load in row.loads:
             tell(f"load {load}")
-            samples, engine = _take(load, running.port, names, setting, pools, api)
+            samples, engine = _take(load, running, names, setting, pools, api)
             found["loads"].append({"load": asdict(load), "samples": [asdict(one) for one in samples], "engine": engine})
         logs = [log.read_text(errors="replace") for log in Path(running.session.session_dir, "logs").glob("worker-*")]
         found["kv_tokens"] = engine_metrics.kv_tokens(logs)
@@ -120,9 +120,16 @@ def _plain(args: ModelArgs) -> dict[str, Any]:
 
 
 def _take(
-    load: Load, port: int, names: Sequence[str], setting: Setting, pools: Sequence[Sequence[Executor]], api: RayApi
+    load: Load,
+    running: Running,
+    names: Sequence[str],
+    setting: Setting,
+    pools: Sequence[Sequence[Executor]],
+    api: RayApi,
 ) -> tuple[list[Sample], dict[str, float]]:
-    """The load on all models at once, ``repeats`` times; and what the engines counted meanwhile."""
+    """The load on all models at once, ``repeats`` times; and what the engines counted meanwhile. The CPU time of all
+    engines is with the first model's samples."""
+    engines = [(process, ENGINE) for process in _engines(running.session)]
     asked = _asked(load.level, load.prompt, load.tokens, setting, load)
     parts = [(name, name, asked, own) for name, own in zip(names, pools, strict=False)]
     if load.beside:
@@ -133,7 +140,16 @@ def _take(
     with _peaks(api) as peaks, ThreadPoolExecutor(len(parts)) as at_once:
         for repeat in range(1, setting.repeats + 1):
             under_way = [
-                at_once.submit(take, Address(port, model, EVERY_TOKEN), name, (1, repeat), part.levels[0], part, own)
+                at_once.submit(
+                    take,
+                    Address(running.port, model, EVERY_TOKEN),
+                    name,
+                    (1, repeat),
+                    part.levels[0],
+                    part,
+                    own,
+                    engines if name == names[0] else (),
+                )
                 for name, model, part, own in parts
             ]
             samples += [one.result() for one in under_way]
@@ -191,16 +207,21 @@ def _peaks(api: RayApi) -> Iterator[dict[str, float]]:
 def _memory(session: Session, models: Sequence[ModelArgs], logs: str) -> dict[str, Any]:
     """In GiB. ``engine``: what its processes have for themselves. ``weights``: of the first worker that says it, else
     of the files. ``gpus``: in use on each."""
-    own = 0
-    for process in local_cluster.processes(session):
-        with suppress(psutil.Error):
-            if role_of(" ".join(process.cmdline()), {}) == ENGINE:
-                own += process.memory_full_info().uss
+    own = sum(process.memory_full_info().uss for process in _engines(session))
     said = logged(logs)
     gpus = [round(float(line.removesuffix(" MiB")) / 1024, 1) for line in nvidia_smi("memory.used")]
     files = sum(file.stat().st_size for args in models for file in Path(args.source.path or "/").glob("*.safetensors"))
     weights = said.get("weights_gib") or files / GIB
     return {"engine": round(own / GIB, 2), "weights": round(weights, 3), "gpus": gpus, "said": said}
+
+
+def _engines(session: Session) -> list[psutil.Process]:
+    found = []
+    for process in local_cluster.processes(session):
+        with suppress(psutil.Error):
+            if role_of(" ".join(process.cmdline()), {}) == ENGINE:
+                found.append(process)
+    return found
 
 
 def _placement(api: RayApi) -> list[Mapping[str, Any]]:

@@ -14,6 +14,7 @@ from loadtest.about import ROOT
 from loadtest.overhead import report
 from loadtest.overhead.client import GAP_S, Answer
 from loadtest.overhead.report import Figures, Sample
+from loadtest.overhead.targets import ENGINE
 from loadtest.powers import quality
 from loadtest.powers.quality import Said
 from loadtest.powers.rows import ROWS, Load, Row
@@ -112,6 +113,9 @@ FIGURES: Mapping[str, Figure] = {
     ),
     "tokens_per_step": Figure(
         "tokens per step", lambda cell: 1 + cell.engine["accepted_tokens"] / cell.engine["drafts"], "{:.2f}"
+    ),
+    "engine_cpu": Figure(
+        "engine CPU s per 1,000 tokens", lambda cell: cell.figures.cpu[ENGINE] / 1000, "{:.1f}", ratio=True
     ),
     "perplexity": Figure("perplexity", lambda cell: cell.said.perplexity, "{:.2f}", ratio=True),
     "same_answers": Figure(
