@@ -355,7 +355,7 @@ CPU_ROWS = (
         0,
         _variants(_ON_CPU, _PREFIX_CACHE),
         (Load(2, 1088, 8, shared=1024),),
-        ("hits", *_SPEED),
+        ("hits", "ttft_p50", "ttft_p99", "tpot_p50"),
     ),
     Row(
         "cpu-chunked-prefill",
