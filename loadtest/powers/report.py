@@ -145,7 +145,7 @@ def columns(row: Row) -> list[str]:
 
 
 def text_rows(row: Row, lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """The cells of the row's table: measured variants first, then those that failed, with their causes."""
+    """The cells of the row's table: what was measured, what failed and why, and the rest."""
     for cell in cells([line for line in lines if "failed" not in line]):
         name = str(cell.line["variant"])
         if len(cell.line["models"]) > 1:
@@ -155,6 +155,8 @@ def text_rows(row: Row, lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str
     for line in lines:
         if "failed" in line:
             yield [line["variant"], f"failed: {line['failed']}"]
+    tried = {line["variant"] for line in lines}
+    yield from ([variant.name, "not measured"] for variant in row.variants if variant.name not in tried)
 
 
 def _shown(figure: Figure, cell: Cell) -> str:

@@ -27,5 +27,5 @@ def test_a_row_is_measured_on_a_real_engine(engine_home: Path, tmp_path: Path) -
     assert found["memory_gib"]["engine"] > 0.5
     assert {len(answer) for answer in found["said"]["answers"]} == {quality.ANSWER_TOKENS}
     line = {"row": row.name, "variant": speculating.name, **found}
-    (cells,) = report.text_rows(row, [line])
+    cells, _ = report.text_rows(row, [line])
     assert [name for name, cell in zip(report.columns(row), cells, strict=True) if not cell] == ["same answers"]
