@@ -224,15 +224,13 @@ def _engines(session: Session) -> list[psutil.Process]:
     return found
 
 
-def _placement(api: RayApi) -> list[Mapping[str, Any]]:
-    """Placement groups with GPUs, as Ray shows them."""
-    groups = api.listed("placement_groups")
-    shown = [{"strategy": g.get("strategy"), "bundles": [_resources(b) for b in g.get("bundles", ())]} for g in groups]
-    return [group for group in shown if any("GPU" in bundle for bundle in group["bundles"])]
-
-
-def _resources(bundle: Mapping[str, Any]) -> Mapping[str, float]:
-    return dict(bundle.get("unit_resources") or {})
+def _placement(api: RayApi) -> list[list[Mapping[str, Any]]]:
+    """The bundles of each placement group that has GPUs, as Ray shows them: what each holds, and on which node."""
+    groups: list[list[Mapping[str, Any]]] = [
+        [{"node": bundle.get("node_id"), **bundle["unit_resources"]} for bundle in group["bundles"] or ()]
+        for group in api.listed("placement_groups")
+    ]
+    return [group for group in groups if any("GPU" in bundle for bundle in group)]
 
 
 def clients() -> int:

@@ -125,7 +125,11 @@ FIGURES: Mapping[str, Figure] = {
     "weights": Figure("weights GiB", lambda cell: cell.line["memory_gib"]["weights"], "{:.2f}", ratio=True),
     "engine_memory": Figure("engine GiB", lambda cell: cell.line["memory_gib"]["engine"], "{:.2f}"),
     "gpu_memory": Figure("GPU memory GiB", lambda cell: sum(cell.line["memory_gib"]["gpus"]), "{:.1f}"),
-    "placement": Figure("placement groups", lambda cell: len(cell.line["placement"]), "{:.0f}"),
+    "placement": Figure(
+        "GPUs of its placement group",
+        lambda cell: sum(float(bundle.get("GPU", 0)) for group in cell.line["placement"] for bundle in group),
+        "{:.0f}",
+    ),
 }
 
 
