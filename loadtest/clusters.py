@@ -94,6 +94,7 @@ def cluster(
     time until the endpoint answers. ``settings``: variables of Ray's processes."""
     http, gcs, dashboard, metrics, stats, fallback = free_ports(6)
     # Read by local_cluster for its state file, at the start and at the end.
+    before = os.environ.get("MODELYARD_HOME")
     os.environ["MODELYARD_HOME"] = str(home)
     session = local_cluster.new_session(gcs, dashboard, (http, gcs, dashboard))
     try:
@@ -117,6 +118,10 @@ def cluster(
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         ended = local_cluster.end(session)
+        if before is None:
+            del os.environ["MODELYARD_HOME"]
+        else:
+            os.environ["MODELYARD_HOME"] = before
         if ended.left:
             raise ClusterFault("processes would not end:\n" + "\n".join(ended.left))
 

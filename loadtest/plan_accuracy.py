@@ -174,7 +174,7 @@ def measure(row: Row, tokenizer: str | None, limit_s: float, logs: Path) -> dict
         if failed is None and answer.exists():
             answered: dict[str, Any] = json.loads(answer.read_text())
             return found | answered | logged(log.read_text())
-        return found | {"failed": failed or _last_error(log.read_text())}
+        return found | {"failed": failed or last_error(log.read_text())}
 
 
 def _end(child: "subprocess.Popen[str]") -> None:
@@ -184,7 +184,8 @@ def _end(child: "subprocess.Popen[str]") -> None:
     child.wait()
 
 
-def _last_error(log: str) -> str:
+def last_error(log: str) -> str:
+    """The last line of ``log`` that names an error, shortened."""
     errors = [line.strip() for line in log.splitlines() if re.search(r"\b\w*(Error|Exception)\b.*:", line)]
     return errors[-1][-200:] if errors else "ended without an answer; see its log"
 

@@ -90,6 +90,14 @@ class RayApi:
         except (KeyError, TypeError) as error:
             raise RayApiError(f"Ray's dashboard at {self.address} lists no {what}") from error
 
+    def metrics_targets(self) -> list[str]:
+        """``host:port`` of each process of the cluster that exports metrics."""
+        try:
+            found = self._checked("GET", "/api/prometheus/sd").json()
+            return [str(target) for group in found for target in group["targets"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RayApiError(f"Ray's dashboard at {self.address} lists no metrics") from error
+
     def deploy(self, config: Mapping[str, Any]) -> None:
         """Ask for the whole state ``config``: applications that it does not name are deleted."""
         self._checked("PUT", _APPLICATIONS, json=config, timeout=60)

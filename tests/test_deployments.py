@@ -57,7 +57,8 @@ def test_every_shipped_file_passes_check_with_vllm(file: Path) -> None:
 # --- example.yaml shows every key
 
 
-def _inner(annotation: Any) -> type[BaseModel] | None:
+def inner_model(annotation: Any) -> type[BaseModel] | None:
+    """The model that an annotation holds, if it holds one."""
     found = [a for a in (annotation, *typing.get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
     return found[0] if found else None
 
@@ -71,7 +72,7 @@ def _missing(model: type[BaseModel], shown: list[dict[str, Any]], path: str) -> 
         values = [s[name] for s in shown if name in s]
         if not values:
             missing.append(f"{path}.{name}")
-        elif inner := _inner(field.annotation):
+        elif inner := inner_model(field.annotation):
             if typing.get_origin(field.annotation) is dict:  # keys of the user's own
                 values = [each for value in values for each in value.values()]
             missing += _missing(inner, values, f"{path}.{name}")
@@ -96,7 +97,7 @@ def _shown() -> dict[type[BaseModel], list[dict[str, Any]]]:
 
 
 def _reachable(model: type[BaseModel]) -> set[type[BaseModel]]:
-    inner = {i for f in model.model_fields.values() if (i := _inner(f.annotation))}
+    inner = {i for f in model.model_fields.values() if (i := inner_model(f.annotation))}
     return {model}.union(*(_reachable(i) for i in inner))
 
 

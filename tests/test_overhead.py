@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,9 +25,10 @@ from loadtest.about import ROOT
 from loadtest.clusters import ClusterFault
 from loadtest.events import Events
 from loadtest.overhead import client, report, serve_llm
-from loadtest.overhead.__main__ import Arrivals, Asked, app, measure, order, shares
+from loadtest.overhead.__main__ import app, measure, order
 from loadtest.overhead.bare import flags
 from loadtest.overhead.client import Answer, Level, Load, Taken
+from loadtest.overhead.loads import Arrivals, Asked, shares
 from loadtest.overhead.report import Sample
 from loadtest.overhead.routers import ROUTERS, Place, commands, program
 from loadtest.overhead.targets import (
@@ -172,6 +174,20 @@ def test_prompts_are_ids_or_words(words: bool) -> None:
     assert bodies[0] == bodies[1]
     prompt = json.loads(bodies[0])["prompt"]
     assert len(prompt.split() if words else prompt) == 7
+
+
+def test_prompts_may_share_their_beginning_or_be_real() -> None:
+    """The first ids are the same in all prompts and loads, the others random; a text is taken as it is."""
+    load = replace(_load(1, {}, 0.0), prompt_tokens=9, shared=6)
+
+    def prompt(load: Load, seed: str) -> Any:
+        return json.loads(client.encode(load, Random(seed), 5).partition(b"\r\n\r\n")[2])["prompt"]
+
+    one, other = prompt(load, "a"), prompt(load, "b")
+    assert len(one) == len(other) == 9
+    assert one[:6] == other[:6]
+    assert one[6:] != other[6:]
+    assert prompt(replace(load, texts=("a text",)), "a") == "a text"
 
 
 def _sample(target: str = "bare", streams: int = 2, number: int = 1, slower: float = 1.0) -> Sample:

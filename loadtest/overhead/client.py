@@ -58,7 +58,8 @@ class Load:
     """One client process's part: ``streams`` connections to ``port``, each asking for ``tokens`` tokens again and
     again, or requests that start at ``times``, in order. Measured from ``start`` to ``end``, on the clock of
     ``time.perf_counter``, which Linux has once for all processes. ``seed``: of the prompts, ``prompt_tokens`` random
-    ids each, or with ``words`` as many words."""
+    ids each, or with ``words`` as many words; the first ``shared`` ids are the same in all of them. ``texts``: the
+    prompts, taken by chance, in their place."""
 
     port: int
     model: str
@@ -71,6 +72,8 @@ class Load:
     seed: str
     times: Sequence[float] = ()
     words: bool = False
+    texts: Sequence[str] = ()
+    shared: int = 0
 
 
 class Answer(NamedTuple):
@@ -304,12 +307,15 @@ def _ms(seconds: float) -> float:
 
 
 def encode(load: Load, random: Random, tokens: int) -> bytes:
-    """A request, head and body, for ``tokens`` tokens after a random prompt."""
+    """A request, head and body, for ``tokens`` tokens after a prompt by chance."""
     prompt: str | list[int]
-    if load.words:
+    if load.texts:
+        prompt = random.choice(load.texts)
+    elif load.words:
         prompt = " ".join(random.choices(WORDS, k=load.prompt_tokens))
     else:
-        prompt = random.choices(IDS, k=load.prompt_tokens)
+        prompt = Random(load.shared).choices(IDS, k=load.shared)
+        prompt += random.choices(IDS, k=load.prompt_tokens - load.shared)
     body = json.dumps(
         {
             "model": load.model,

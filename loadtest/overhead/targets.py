@@ -161,7 +161,7 @@ def _server(
         assert server.stdin is not None
         with contextlib.suppress(BrokenPipeError), server.stdin as asked:
             asked.write(given)
-        _wait_for_answer(port, start_s, tell, lambda: _end_of(log) if server.poll() is not None else "")
+        wait_for_answer(port, start_s, tell, lambda: _end_of(log) if server.poll() is not None else "")
         yield server.pid
     finally:
         tell("ending")
@@ -234,7 +234,7 @@ def _on_ray(
         def processes() -> list[tuple[psutil.Process, str]]:
             return [(one, _role(one, titles)) for one in local_cluster.processes(found.session)]
 
-        _wait_for_answer(found.port, setting.start_s, tell, lambda: "")
+        wait_for_answer(found.port, setting.start_s, tell, lambda: "")
         yield Running(found.port, processes)
 
 
@@ -296,10 +296,10 @@ def _environment(setting: Setting) -> dict[str, str]:
     return env | setting.args.env
 
 
-def _wait_for_answer(port: int, start_s: float, tell: Tell, ended: Callable[[], str]) -> None:
-    """Until a request is answered. ClusterFault: too late, or ``ended`` says what came instead."""
+def wait_for_answer(port: int, start_s: float, tell: Tell, ended: Callable[[], str], model: str = MODEL) -> None:
+    """Until a request to ``model`` is answered. ClusterFault: too late, or ``ended`` says what came instead."""
     deadline = time.monotonic() + start_s
-    body = {"model": MODEL, "prompt": "the of", "max_tokens": 2, "ignore_eos": True}
+    body = {"model": model, "prompt": "the of", "max_tokens": 2, "ignore_eos": True}
     tell("waiting for an answer")
     while True:
         last = "no answer"
