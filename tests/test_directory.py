@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from serve_app.config import GatewaySettings
-from serve_app.gateway.directory import Directory
+from serve_app.gateway.directory import Calls, Directory
 from serve_app.quota import Amount, Limits
 
 
@@ -28,7 +28,7 @@ async def test_calls_belong_to_no_request() -> None:
             raise _Called
 
     directory = Directory(GatewaySettings)
-    directory._models["m"] = directory._cards["m"] = Handle()
+    directory._calls["m"] = Calls.of(Handle(), Handle())
     request.set("a client's")
     pool = directory._new_pool("m")
     for call in (

@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from contextvars import Context
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray import serve
@@ -42,6 +42,22 @@ def apart(call: Callable[..., Any], *args: Any) -> Any:
     return Context().run(call, *args)
 
 
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What is asked of one application. Serve copies a handle each time that a method is taken from it, which costs
+    nearly a millisecond: so each is taken once."""
+
+    lease: Any
+    card: Any
+    held: Any
+    pass_on: Any
+    draw: Any
+
+    @classmethod
+    def of(cls, model: Any, card: Any) -> "Calls":
+        return cls(lease=model.lease, card=card.card, held=card.held, pass_on=card.pass_on, draw=card.draw)
+
+
 class Directory:
     """``catalog``: the last picture. ``known``: whether Serve has answered at least once. ``gateways``: replicas of the
     gateway that run."""
@@ -53,8 +69,7 @@ class Directory:
         self._looked = asyncio.Event()
         self._pools: dict[str, LeasePool] = {}
         # Made once per application, in a thread: looking a deployment up asks Serve's controller and blocks.
-        self._models: dict[str, Any] = {}
-        self._cards: dict[str, Any] = {}
+        self._calls: dict[str, Calls] = {}
         self._last: dict[str, tuple[AppSnapshot, CardView]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._round = 0
@@ -85,7 +100,7 @@ class Directory:
 
     async def draw(self, name: str, key: str, limits: Limits, need: Amount, more: Amount) -> Drawn:
         """From the ledger in the card of the model ``name``."""
-        drawn: Drawn = await apart(self._cards[name].draw.remote, key, limits, need, more)
+        drawn: Drawn = await apart(self._calls[name].draw.remote, key, limits, need, more)
         return drawn
 
     def report(self) -> dict[str, dict[str, int]]:
@@ -93,21 +108,21 @@ class Directory:
         return {name: pool.report() for name, pool in self._pools.items()}
 
     def _new_pool(self, name: str) -> LeasePool:
-        handle, card = self._models[name], self._cards[name]
+        calls = self._calls[name]
 
         def now() -> Model:
             return self.catalog.models.get(name) or Model(name, State.STARTING)
 
         async def tell_held(requests: int) -> None:
-            await apart(card.held.remote, GATEWAY, requests, now().state is State.ASLEEP)
+            await apart(calls.held.remote, GATEWAY, requests, now().state is State.ASLEEP)
 
         async def pass_on(news: tuple[News, ...], upto: int) -> Passed:
-            passed: Passed = await apart(card.pass_on.remote, GATEWAY, news, upto)
+            passed: Passed = await apart(calls.pass_on.remote, GATEWAY, news, upto)
             return passed
 
         return LeasePool(
             name,
-            lambda preferred: apart(handle.lease.remote, preferred),
+            lambda preferred: apart(calls.lease.remote, preferred),
             affinity=Affinity(lambda: now().card.routing, pass_on),
             limits=lambda: now().card.limits,
             replicas=lambda: now().replicas,
@@ -131,10 +146,9 @@ class Directory:
         self.gateways = gateways_of(found.values()) or self.gateways
         await asyncio.to_thread(self._look_up, apps)
         # What failed is shown even where Serve has nothing to look up; nothing else can be asked or routed to yet.
-        apps = {name: app for name, app in apps.items() if app.failed or name in self._models}
-        for handles in (self._models, self._cards):
-            for gone in handles.keys() - apps.keys():
-                del handles[gone]
+        apps = {name: app for name, app in apps.items() if app.failed or name in self._calls}
+        for gone in self._calls.keys() - apps.keys():
+            del self._calls[gone]
         self._round += 1
         due = [app for app in apps.values() if self._card_is_due(app)]
         cards = await asyncio.gather(*(self._ask_card(app.name) for app in due))
@@ -156,11 +170,11 @@ class Directory:
     def _look_up(self, names: Iterable[str]) -> None:
         """Handles of applications that are new here; blocks."""
         for name in names:
-            if name not in self._cards:
+            if name not in self._calls:
                 # Between two looks an application may be gone; one that could not be built has no deployments.
                 with contextlib.suppress(KeyError, RayServeException):
-                    self._models[name] = serve.get_deployment_handle(MODEL_DEPLOYMENT, name).options(stream=True)
-                    self._cards[name] = serve.get_deployment_handle(CARD_DEPLOYMENT, name)
+                    model = serve.get_deployment_handle(MODEL_DEPLOYMENT, name).options(stream=True)
+                    self._calls[name] = Calls.of(model, serve.get_deployment_handle(CARD_DEPLOYMENT, name))
 
     def _card_is_due(self, app: AppSnapshot) -> bool:
         before = self._last.get(app.name)
@@ -170,7 +184,7 @@ class Directory:
         """The model's card, or the last one that it gave. A card that is new itself has not heard of any start yet."""
         last = self._last[name][1] if name in self._last else CardView()
         try:
-            card: CardView = await asyncio.wait_for(self._cards[name].card.remote(), CARD_TIMEOUT_S)
+            card: CardView = await asyncio.wait_for(self._calls[name].card.remote(), CARD_TIMEOUT_S)
         except Exception:
             return last
         if card.facts:
