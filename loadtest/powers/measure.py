@@ -234,5 +234,5 @@ def _placement(api: RayApi) -> list[list[Mapping[str, Any]]]:
 
 
 def clients() -> int:
-    """Processes per model: half of the CPUs, four at most."""
+    """Processes per model: a quarter of the CPUs, one at least and four at most."""
     return min(4, max(1, (os.cpu_count() or 1) // 4))
