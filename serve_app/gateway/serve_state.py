@@ -25,9 +25,9 @@ def applications() -> Mapping[str, Mapping[str, Any]]:
     """Serve's ``ApplicationDetails`` by name, as JSON has them. Blocks. Raises what Ray raises where no controller
     answers."""
     controller = ray.get_actor(CONTROLLER, NAMESPACE)
-    found: Mapping[str, Any] = ray.get(controller.get_serve_instance_details.remote(), timeout=PATIENCE_S)
-    applications: Mapping[str, Mapping[str, Any]] = found["applications"]
-    return applications
+    details = ray.get(controller.get_serve_instance_details.remote(), timeout=PATIENCE_S)
+    found: Mapping[str, Mapping[str, Any]] = details["applications"]
+    return found
 
 
 def gateways_of(applications: Iterable[Mapping[str, Any]]) -> int:
