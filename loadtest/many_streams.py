@@ -5,15 +5,11 @@ python -m loadtest.many_streams --help
 
 import asyncio
 import json
-import multiprocessing
 import os
 import resource
-import signal
-import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +25,8 @@ from loadtest import streams
 from loadtest.about import ROOT, about_run
 from loadtest.clusters import MODEL, ClusterFault, Running, applications, cluster, teller
 from loadtest.endings import fail, heed_signals
-from loadtest.figures import MODELYARD
+from loadtest.figures import MODELYARD, percentile
+from loadtest.overhead.loads import client_process
 from loadtest.streams import Load, StreamFault
 from serve_app.gateway.upstream import Connection, ConnectionBroken
 from serve_app.local_cluster import LocalClusterError
@@ -139,10 +136,9 @@ def memory(one: Running) -> dict[str, int]:
 def measure(plan: Plan) -> tuple[dict[str, int], dict[str, int], Waits]:
     """Memory before, the most of it while streams were open, and what requests waited."""
     wanted = applications(MODELYARD, plan.count + 8)
-    context, ignore = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
     with (
         tempfile.TemporaryDirectory(prefix="many-streams-") as home,
-        ProcessPoolExecutor(1, context, initializer=signal.signal, initargs=ignore) as pool,
+        client_process() as pool,
         cluster(MODELYARD, Path(home), wanted, teller(console, MODELYARD.title)) as one,
     ):
         before = most = memory(one)
@@ -154,10 +150,6 @@ def measure(plan: Plan) -> tuple[dict[str, int], dict[str, int], Waits]:
         return before, most, applied.result()
 
 
-def centile(waits: Sequence[float], percent: int) -> float:
-    return statistics.quantiles(waits, n=100, method="inclusive")[percent - 1]
-
-
 def table(plan: Plan, before: Mapping[str, int], most: Mapping[str, int], waits: Waits) -> Table:
     shown = Table(title=f"{plan.count:,} streams, an event every {plan.interval_s:g} s", title_justify="left")
     for column in ("", "p50", "p99"):
@@ -167,7 +159,7 @@ def table(plan: Plan, before: Mapping[str, int], most: Mapping[str, int], waits:
         (f"TTFT while {plan.per_s:g} are opened a second, ms", waits.opening),
         ("TTFT of a request beside all of them, ms", waits.beside),
     ):
-        shown.add_row(words, *(f"{1000 * centile(found, percent):.1f}" for percent in (50, 99)))
+        shown.add_row(words, *(f"{1000 * percentile(sorted(found), share):.1f}" for share in (0.5, 0.99)))
     shown.add_section()
     for role in before:
         shown.add_row(f"{role}: MiB before, and at most", f"{before[role] / 2**20:.0f}", f"{most[role] / 2**20:.0f}")

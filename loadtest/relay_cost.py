@@ -4,12 +4,10 @@ python -m loadtest.relay_cost --help
 """
 
 import json
-import multiprocessing
 import os
 import re
-import signal
 import tempfile
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -24,6 +22,7 @@ from loadtest.about import ROOT, about_run
 from loadtest.clusters import MODEL, ClusterFault, Running, applications, cluster, cpu_s, teller
 from loadtest.endings import fail, heed_signals
 from loadtest.figures import GOAL_RATIO, HANDLE, MODELYARD, Round, cost, met, ratio, table, used
+from loadtest.overhead.loads import client_process
 from loadtest.streams import Load, StreamFault, Taken
 from serve_app.local_cluster import LocalClusterError
 from serve_app.ray_api import RayApiError
@@ -89,10 +88,7 @@ def measure(load: Load, rounds: int, alone: int) -> list[Round]:
     taken: list[Round] = []
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="relay-cost-")))
-        # spawn: the client inherits nothing of this process but its code.
-        # Ctrl-C is for us; its streams end with the clusters.
-        context, ignore = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
-        pool = stack.enter_context(ProcessPoolExecutor(1, context, initializer=signal.signal, initargs=ignore))
+        pool = stack.enter_context(client_process())
         running = []
         for system in (MODELYARD, HANDLE):
             folder, wanted = home / system.key, applications(system, load.streams)

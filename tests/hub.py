@@ -4,9 +4,13 @@ import hashlib
 import json
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 REPO = "meta-llama/Llama-3.1-8B"
 COMMIT = "5" * 40
@@ -78,3 +82,19 @@ class Mirror:
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
+
+
+@contextmanager
+def running_mirror() -> Iterator[Mirror]:
+    mirror = Mirror()
+    try:
+        yield mirror
+    finally:
+        mirror.close()
+
+
+def forget_hubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process's own environment knows of hubs does not count."""
+    for name in ("HF_TOKEN", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_PROXY", "*")

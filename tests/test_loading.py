@@ -13,7 +13,7 @@ from serve_app.model.engine import VllmEngine
 from serve_app.model.loading import Download, download, told
 from serve_app.planning.checkpoint import Unobtainable
 from serve_app.sources import SourceError
-from tests.hub import REPO, Mirror
+from tests.hub import REPO, Mirror, forget_hubs, running_mirror
 
 HUB = Source(hub=REPO)
 
@@ -21,14 +21,11 @@ HUB = Source(hub=REPO)
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     """The hub of this process, which knows no other and has no cache yet."""
-    running = Mirror()
-    for name in ("HF_TOKEN", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
+    forget_hubs(monkeypatch)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    yield running
-    running.close()
+    with running_mirror() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.endpoint)
+        yield running
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from ray._private import ray_constants
 from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
+from ray.scripts.scripts import start as ray_start
 
 from serve_app import __version__, keys, ray_env
 from serve_app.check import check_file
@@ -191,7 +191,8 @@ def test_probes_ask_what_a_pod_can_answer_for(name: str) -> None:
     """A pod is restarted for what is wrong with its Ray alone, and takes requests while a gateway answers through it.
     No probe asks about a model, nor needs a key or a token."""
     head, *others = (container(pod) for pod in pods(name))
-    ray_lives = {"path": "/api/healthz", "port": ray_constants.DEFAULT_DASHBOARD_AGENT_LISTEN_PORT}
+    (agent,) = (option for option in ray_start.params if option.name == "dashboard_agent_listen_port")
+    ray_lives = {"path": "/api/healthz", "port": agent.default}
     assert ray_lives["path"] in PUBLIC_EXACT_PATHS
     assert head["readinessProbe"]["httpGet"] == ray_lives  # KubeRay deploys only once the head is ready
     for each in (head, *others):

@@ -15,7 +15,7 @@ from ray.serve import Application
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from serve_app import __version__, collector, errors, open_files, ray_env, serve_log
+from serve_app import __version__, errors, garbage, open_files, ray_env, serve_log
 from serve_app.asgi import ASGIApp, ClientLeft, Receive, Scope, Send, bounded, check_head, respond, while_client_stays
 from serve_app.catalog import Model, State
 from serve_app.config import GATEWAY_DEPLOYMENT, GatewayArgs, GatewaySettings
@@ -79,7 +79,7 @@ class Gateway:
             logger.warning(f"This gateway can hold {streams:,} streams at once. {open_files.REMEDY}")
         # Serve sends requests as soon as this returns: a gateway that comes back must not refuse the first ones.
         await self._directory.start(FIRST_LOOK_S)
-        collector.spare_streams()
+        garbage.spare_streams()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         self._relay.settings = GatewaySettings(**user_config)

@@ -21,7 +21,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.util.metrics import Gauge
 
-from serve_app import collector, serve_log
+from serve_app import garbage, serve_log
 from serve_app.config import CARD_DEPLOYMENT, MODEL_DEPLOYMENT, CardSettings, ModelArgs, RequestLimits
 from serve_app.lease import CardView, Counted, Grant, StartReport
 from serve_app.model.card_memory import CardMemory
@@ -173,7 +173,7 @@ class Model:
         await self._server.start()
         self._started = StartReport(self._replica, at, facts=facts, seconds=time.monotonic() - started)
         await self._tell_card(self._started)
-        collector.spare_streams()
+        garbage.spare_streams()
         self._tasks = [asyncio.create_task(self._watch_engine()), asyncio.create_task(self._tell_stats())]
 
     async def lease(self, _preferred: str = "") -> AsyncIterator[Grant | Counted]:

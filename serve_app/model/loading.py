@@ -48,7 +48,7 @@ def download(source: Source, engine: Mapping[str, Any]) -> Download | None:
         total = checkpoint_config(source, engine, cache).stored_bytes
     except Unobtainable:
         raise
-    except CheckpointError:  # the engine may know what to do without a config.json, or with a slow hub
+    except CheckpointError:  # no config.json, or a hub in trouble: the engine may know what to do
         pass
     return Download(hub_folder(source.hub, os.environ | cache), total)
 

@@ -9,7 +9,7 @@ import pytest
 from serve_app import demo_model
 from tests.engine.ask import CHAT, capital
 from tests.engine.conftest import START_S, chat_app
-from tests.hub import REPO, Mirror
+from tests.hub import REPO, Mirror, running_mirror
 from tests.serve.cluster import Cluster, eventually
 
 pytestmark = pytest.mark.engine
@@ -17,10 +17,9 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture
 def mirror() -> Iterator[Mirror]:
-    running = Mirror()
-    running.has_model(demo_model.path())
-    yield running
-    running.close()
+    with running_mirror() as running:
+        running.has_model(demo_model.path())
+        yield running
 
 
 def hub_app(name: str, hub: str, **env: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from serve_app import demo_model
 from serve_app.config import FakeScript, Source
 from serve_app.planning import checkpoint
 from serve_app.planning.checkpoint import Checkpoint, CheckpointError, checkpoint_config
-from tests.hub import REPO, Mirror
+from tests.hub import REPO, Mirror, forget_hubs, running_mirror
 from tests.planning.configs import LLAMA_8B
 
 CONFIG = json.dumps(LLAMA_8B).encode()
@@ -20,17 +20,14 @@ INDEX = json.dumps({"metadata": {"total_size": 16_060_522_496}, "weight_map": {}
 
 @pytest.fixture
 def mirror() -> Iterator[Mirror]:
-    running = Mirror()
-    yield running
-    running.close()
+    with running_mirror() as running:
+        yield running
 
 
 @pytest.fixture
 def env(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """An environment that knows the mirror and nothing else."""
-    for name in ("HF_TOKEN", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NO_PROXY", "*")
+    forget_hubs(monkeypatch)
     return {"HF_ENDPOINT": mirror.endpoint, "HF_HOME": str(tmp_path / "hf")}
 
 
