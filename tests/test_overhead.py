@@ -3,18 +3,22 @@
 import asyncio
 import io
 import json
-import signal
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +28,7 @@ from typer.testing import CliRunner
 from loadtest.about import ROOT
 from loadtest.clusters import ClusterFault
 from loadtest.events import Events
+from loadtest.held import held
 from loadtest.overhead import client, report, serve_llm
 from loadtest.overhead.__main__ import app, measure, order
 from loadtest.overhead.bare import flags
@@ -46,7 +51,6 @@ from loadtest.overhead.targets import (
     read_model,
     role_of,
     routed,
-    signals_kept,
     with_files,
 )
 from serve_app.config import ModelArgs
@@ -302,12 +306,9 @@ def test_client_processes_add_up() -> None:
 def test_each_system_runs_once_a_round_and_backwards_in_every_second() -> None:
     """Targets that share a system share its start; what drifts with time meets all alike."""
     names = ["bare", "modelyard", "modelyard-every-token"]
-    assert list(order(names, 2)) == [
-        (1, "bare", ["bare"]),
-        (1, "modelyard", ["modelyard", "modelyard-every-token"]),
-        (2, "modelyard", ["modelyard", "modelyard-every-token"]),
-        (2, "bare", ["bare"]),
-    ]
+    ours = ["modelyard", "modelyard-every-token"]
+    assert order(names, 2) == [(1, ["bare"]), (1, ours), (2, ours), (2, ["bare"])]
+    assert order(names, 2, side_by_side=True) == [(1, names), (2, names)]
 
 
 def test_every_target_has_its_system() -> None:
@@ -342,7 +343,7 @@ def test_a_process_is_known_by_its_title(titles: dict[str, str], title: str, rol
 def test_targets_share_the_server_behind_routers() -> None:
     """One start of bare for itself and all of them; each router is a target of its name."""
     names = ["bare", *ROUTERS, "modelyard"]
-    assert list(order(names, 1)) == [(1, "bare", ["bare", *ROUTERS]), (1, "modelyard", ["modelyard"])]
+    assert order(names, 1) == [(1, ["bare", *ROUTERS]), (1, ["modelyard"])]
     assert {target.router for name, target in TARGETS.items() if name in ROUTERS} == set(ROUTERS)
 
 
@@ -373,7 +374,7 @@ def test_a_router_that_is_not_installed_is_said(tmp_path: Path, monkeypatch: pyt
 def test_a_peer_that_says_nothing_is_refused(peer: str) -> None:
     """It would be looked for elsewhere."""
     assert commands(["smg=/a=b"]) == {"smg": "/a=b"}
-    with pytest.raises(ValueError, match="routers are vllm-router, smg, litellm"):
+    with pytest.raises(ValueError, match="names are vllm-router, smg, litellm"):
         commands([peer])
 
 
@@ -453,23 +454,27 @@ def test_a_model_file_is_checked(tmp_path: Path) -> None:
         read_model(file)
 
 
+def _unheard(name: str) -> Callable[[str], None]:
+    return lambda _: None
+
+
 def test_bare_serves_the_fake_engine_and_leaves_nothing(tmp_path: Path) -> None:
-    """A process of its own, with a role; it is gone afterwards, and signals are as they were."""
+    """A process of its own, with a role; it is gone afterwards."""
     args = ModelArgs.model_validate({"source": {"fake": {}}, "resources": {"num_gpus": 0, "num_cpus": 0.01}})
-    handler = signal.getsignal(signal.SIGINT)
-    with signals_kept(), SYSTEMS["bare"](Setting(args, 8, 60.0, tmp_path), lambda _: None) as running:
+    begin = partial(SYSTEMS["bare"], Setting(args, 8, 60.0, tmp_path))
+    with held({"bare": begin}, _unheard) as found:
+        running = found["bare"].started.result()
         assert [role for _, role in running.processes()] == [FRONT_END]
     assert running.processes() == []
-    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_server_that_ends_is_said_with_its_words(tmp_path: Path) -> None:
     """Not waited for until the time is up."""
     script = {"fail_start": "no such thing"}
     args = ModelArgs.model_validate({"source": {"fake": script}, "resources": {"num_gpus": 0}})
-    system = SYSTEMS["bare"](Setting(args, 8, 60.0, tmp_path), lambda _: None)
-    with pytest.raises(ClusterFault, match="no such thing"), signals_kept(), system:
-        pass
+    begin = partial(SYSTEMS["bare"], Setting(args, 8, 60.0, tmp_path))
+    with held({"bare": begin}, _unheard) as found, pytest.raises(ClusterFault, match="no such thing"):
+        found["bare"].started.result()
 
 
 def _command(folder: Path, script: str) -> str:
@@ -486,8 +491,10 @@ def test_a_router_runs_while_its_loads_are_taken(tmp_path: Path) -> None:
     file.write_text(args.model_dump_json(exclude_unset=True))
     stand_in = _command(tmp_path, f'exec {sys.executable} -m loadtest.overhead.bare "$4" bench 0 < {file}')
     setting = Setting(args, 8, 60.0, tmp_path, {"vllm-router": stand_in})
-    with signals_kept(), SYSTEMS["bare"](setting, lambda _: None) as behind:
-        with signals_kept(), routed("vllm-router", behind, setting, lambda _: None) as running:
+    with held({"bare": partial(SYSTEMS["bare"], setting)}, _unheard) as systems:
+        behind = systems["bare"].started.result()
+        with held({"router": partial(routed, "vllm-router", behind, setting)}, _unheard) as routers:
+            running = routers["router"].started.result()
             assert running.port != behind.port
             assert [role for _, role in running.processes()] == [GATEWAY, FRONT_END]
         assert [role for _, role in running.processes()] == [FRONT_END]
@@ -500,6 +507,62 @@ def test_a_router_that_does_not_start_costs_its_own_loads_only(tmp_path: Path) -
     asked = Asked((Level(streams=1),), Arrivals.FIXED, 1, 2, 0.5, 0.0, 7, False, 3, 1)
     taken: list[Sample] = []
     # As they come: the end is an error.
-    with signals_kept(), pytest.raises(ClusterFault, match="vllm-router was left out: the server ended:\nno such flag"):
-        taken.extend(measure(setting, ["vllm-router", "bare"], asked))
+    with pytest.raises(ClusterFault, match="vllm-router was left out: the server ended:\nno such flag"):
+        taken.extend(measure(setting, [(1, ["vllm-router", "bare"])], asked))
     assert [(sample.target, sample.repeat) for sample in taken] == [("bare", 1), ("bare", 2)]
+
+
+def test_systems_side_by_side_get_each_load_in_turn(tmp_path: Path) -> None:
+    """Both are up at once; of each load every target has its own before the next, backwards in the second repeat."""
+    args = ModelArgs.model_validate({"source": {"fake": {}}, "resources": {"num_gpus": 0, "num_cpus": 0.01}})
+    asked = Asked((Level(streams=1), Level(streams=2)), Arrivals.FIXED, 1, 2, 0.3, 0.0, 7, False, 3, 1)
+    names = ["bare", "bare-interval"]
+    taken = list(measure(Setting(args, 8, 60.0, tmp_path), order(names, 1, side_by_side=True), asked))
+    forth = [("bare", 1), ("bare-interval", 1), ("bare", 2), ("bare-interval", 2)]
+    back = [("bare-interval", 1), ("bare", 1), ("bare-interval", 2), ("bare", 2)]
+    assert [(sample.target, sample.streams) for sample in taken] == forth + back
+
+
+@contextmanager
+def _opened(folder: Path, tell: Callable[[str], None]) -> Iterator[int]:
+    """A context that says on disk whether it is open."""
+    mark = folder / "open"
+    tell("opening")
+    mark.touch()
+    yield os.getpid()
+    mark.unlink()
+
+
+def test_a_context_is_held_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """What it says is heard, and it ends with its holder."""
+    heard: list[str] = []
+    with held({"one": partial(_opened, tmp_path)}, lambda _: heard.append) as found:
+        assert found["one"].started.result() not in (0, os.getpid())
+        assert (tmp_path / "open").exists()
+    assert (heard, list(tmp_path.iterdir())) == (["opening"], [])
+
+
+def test_a_held_context_ends_when_its_holder_is_killed(tmp_path: Path) -> None:
+    """Nothing is left of a run whose process is gone."""
+    script = (
+        "import sys, time; from functools import partial; from pathlib import Path\n"
+        "from loadtest.held import Held; from tests.test_overhead import _opened\n"
+        "if __name__ == '__main__':\n"
+        "    print(Held(partial(_opened, Path(sys.argv[1])), print).started.result(), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    file = tmp_path / "holder.py"
+    file.write_text(script)
+    folder = tmp_path / "held"
+    folder.mkdir()
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, str(file), str(folder)], stdout=subprocess.PIPE, env=env, cwd=ROOT
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"opening\n"
+        pid = int(holder.stdout.readline())
+        holder.kill()
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(timeout=30)
+    assert list(folder.iterdir()) == []

@@ -1,19 +1,20 @@
 """The comparison of the engine's powers: its rows, its arithmetic and its bookkeeping, without an engine."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from loadtest.about import ROOT
 from loadtest.clusters import ClusterFault
 from loadtest.powers import checkpoints, engine_metrics, measure, quality, report
-from loadtest.powers.__main__ import attempt, missing
-from loadtest.powers.measure import Setting
+from loadtest.powers.__main__ import lines
 from loadtest.powers.quality import Said
 from loadtest.powers.rows import CPU_ROWS, GPU_ROWS, ROWS, Load, Row, Variant, changed
+from loadtest.powers.starts import Start, missing, starts, waves
 from loadtest.powers.texts import KINDS
 from serve_app.check import check_config
 from serve_app.config import GATEWAY_IMPORT_PATH, MODEL_IMPORT_PATH, ModelArgs, Source
@@ -22,7 +23,6 @@ from serve_app.sources import read_shape, resolve
 from tests.test_check import needs_vllm
 
 VARIANTS = [(row, variant) for row in ROWS.values() for variant in row.variants]
-SETTING = Setting(seconds=1, warm_up=0, repeats=1, clients=1, start_s=1)
 
 
 @pytest.mark.parametrize(("row", "variant"), VARIANTS, ids=[f"{r.name}: {v.name}" for r, v in VARIANTS])
@@ -229,18 +229,53 @@ def test_what_succeeded_counts_and_what_failed_is_tried_again() -> None:
 
 
 def test_a_failure_is_one_line_of_the_results() -> None:
-    """So the next variant goes on: of a long message, the last line that names an error."""
+    """So the next start goes on: of a long message, the last line that names an error. What was measured before it
+    is kept."""
+    start = Start(ROW.variants[0].models, ((ROW, "one"), (replace(ROW, name="after"), "two")))
 
-    def fails(*_: Any) -> dict[str, Any]:
+    def measuring(rows: list[Row], found: Any) -> Iterator[tuple[Row, dict[str, Any]]]:
+        yield rows[0], {"loads": []}
         raise ClusterFault("bench cannot be deployed:\nTraceback\n  ValueError: no such backend: X\nthe end")
 
-    found = attempt(ROW, ROW.variants[0], SETTING, fails)
-    assert (found["row"], found["variant"], found["failed"]) == ("row", "one", "ValueError: no such backend: X")
+    assert list(lines(start, lambda: cast(Any, None), measuring)) == [
+        {"row": "row", "variant": "one", "loads": []},
+        {"row": "after", "variant": "two", "failed": "ValueError: no such backend: X"},
+    ]
 
 
-def test_a_measured_variant_is_written_with_its_run() -> None:
-    """With commit, hardware and how long was measured."""
-    found = attempt(ROW, ROW.variants[0], SETTING, lambda *_: {"loads": []})
-    assert "failed" not in found
-    assert found["about"]["seconds"] == 1
-    assert json.loads(report.line(found))["about"]["commit"]
+def test_a_start_that_fails_fails_all_its_rows() -> None:
+    """Nothing is measured of it."""
+
+    def fails() -> Any:
+        raise ClusterFault("too late")
+
+    start = Start(ROW.variants[0].models, ((ROW, "one"),))
+    assert list(lines(start, fails, lambda *_: iter(()))) == [{"row": "row", "variant": "one", "failed": "too late"}]
+
+
+def _starts(*names: str, known: Sequence[Mapping[str, Any]] = ()) -> list[list[tuple[str, str]]]:
+    found = starts([ROWS[name] for name in names], known)
+    return [[(row.name, variant) for row, variant in start.takes] for start in found]
+
+
+def test_variants_that_are_the_same_share_a_start() -> None:
+    """Of whatever row; what is measured already starts nothing."""
+    assert _starts("fp8-kv", "weights")[:2] == [[("fp8-kv", "16 bits"), ("weights", "bf16")], [("fp8-kv", "fp8")]]
+    known = [{"row": "fp8-kv", "variant": "fp8"}, {"row": "weights", "variant": "bf16"}]
+    assert _starts("fp8-kv", known=known) == [[("fp8-kv", "16 bits")]]
+
+
+def test_what_fits_a_gpu_starts_at_once() -> None:
+    """One that fills the memory, or needs several GPUs, starts alone; engines on the CPU go by number."""
+
+    def sizes(name: str, at_once: int) -> list[int]:
+        return [len(wave) for wave in waves([ROWS[name]], [], at_once)]
+
+    assert (sizes("chunked-prefill", 9), sizes("chunked-prefill", 2), sizes("chunked-prefill", 1)) == (
+        [3, 1],
+        [2, 2],
+        [1, 1, 1, 1],
+    )
+    assert sizes("two-models", 9) == [1, 1]
+    assert sizes("tensor-parallel", 9) == [1, 1]
+    assert sizes("cpu-weights", 9) == [3]

@@ -1,13 +1,14 @@
 """The command: python -m loadtest.overhead --help"""
 
-import contextlib
 import os
+import sys
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,22 +20,22 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from loadtest.about import ROOT, about_engine
 from loadtest.clusters import ClusterFault, teller
 from loadtest.endings import fail, heed_signals
+from loadtest.held import Begin, Tell, held
 from loadtest.overhead import plot, report
 from loadtest.overhead.client import Level
 from loadtest.overhead.loads import Address, Arrivals, Asked, client_process, take
 from loadtest.overhead.report import Sample
 from loadtest.overhead.routers import ROUTERS, commands, program
 from loadtest.overhead.targets import (
+    CHECKS,
     DEFAULT_TARGETS,
     MODEL,
     SYSTEMS,
     TARGETS,
     Running,
     Setting,
-    Tell,
     read_model,
     routed,
-    signals_kept,
     with_files,
 )
 from serve_app.config import FakeScript, ModelArgs, Resources, Source
@@ -67,7 +68,11 @@ def run(
     ] = None,
     peers: Annotated[
         list[str] | None,
-        typer.Option("--peer", metavar="ROUTER=COMMAND", help="Where a router is installed; may be repeated."),
+        typer.Option(
+            "--peer",
+            metavar="NAME=COMMAND",
+            help="Where a router is installed, or the Python that has Ray Serve LLM; may be repeated.",
+        ),
     ] = None,
     engine: Annotated[Engine, typer.Option(help="fake: scripted, no model; 50 tokens/s per stream.")] = Engine.VLLM,
     model: Annotated[
@@ -87,6 +92,9 @@ def run(
         typer.Option("--rate", min=0.1, max=10_000, help="Requests per second, come what may; may be repeated."),
     ] = None,
     arrivals: Annotated[Arrivals, typer.Option(help="How requests of a rate follow each other.")] = Arrivals.POISSON,
+    side_by_side: Annotated[
+        bool, typer.Option("--side-by-side", help="Start all systems at once, and alternate between them.")
+    ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Times that each system is started.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="Of each load, per round.")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="Measured, of each load.")] = 10.0,
@@ -108,9 +116,14 @@ def run(
     yourself: Ray's workers run at niceness 15 (RAY_worker_niceness), so they
     yield to others where vLLM alone does not.
 
-    Other projects' routers (vllm-router, smg, litellm) stand, one at a time, in
-    front of the server of bare, which stays up: name bare too. Two of them take
-    no prompts of token ids: then all targets of the run get words.
+    With --side-by-side all systems are up, one is under load, and the others
+    idle: each load is taken of every target before the next, so what drifts
+    meets all alike, and one waits for a start once. Their engines must fit the
+    machine together: engine.gpu_memory_utilization and kv_cache_memory_bytes.
+
+    Other projects' routers (vllm-router, smg, litellm) stand in front of the
+    server of bare. Two of them take no prompts of token ids: then all targets
+    of the run get words.
 
     Each load's raw values are written as it ends: what an interrupted run has
     taken can be shown. Exits 2 where a system does not start or nothing is
@@ -130,15 +143,17 @@ def run(
     asked = Asked(tuple(levels), arrivals, rounds, repeats, seconds, warm_up, prompt_tokens, words, tokens, processes)
     out = out or ROOT / "loadtest" / "results" / f"overhead-{datetime.now(UTC):%Y-%m-%dT%H%M}.jsonl"
     try:
-        given = commands(peers or ())
+        given = commands(peers or (), CHECKS)
         programs = {router: program(router, given) for router in routers}
-        for name in names:
-            TARGETS[name].check()
+        pythons = {name: given[name] for name in CHECKS if name in given}
+        for system in CHECKS.keys() & {TARGETS[name].system for name in names}:
+            CHECKS[system](pythons.get(system, sys.executable))
         slots = max(FAKE_SLOTS, *(level.streams for level in levels))
         args = scripted(slots) if engine is Engine.FAKE else with_files(read_model(model), _say)
     except (OSError, ImportError, yaml.YAMLError, ValueError, DemoModelError) as error:
         fail(errors, MODULE, str(error), 2)
     about = about_engine(MODULE) | {"load": asdict(asked), "stream_interval": stream_interval, "model": called(args)}
+    about["side_by_side"] = side_by_side
     about |= {"args": args.model_dump(mode="json", exclude_unset=True)}
     about["environment"] = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(("RAY_", "VLLM_"))}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +161,8 @@ def run(
         with out.open("w") as file, tempfile.TemporaryDirectory(prefix="overhead-") as home:
             file.write(report.line(about))
             setting = Setting(args, stream_interval, start_s, Path(home), programs)
-            for taken in measure(setting, list(dict.fromkeys(names)), asked):
+            plan = order(list(dict.fromkeys(names)), rounds, side_by_side)
+            for taken in measure(setting, plan, asked, pythons):
                 file.write(report.line(taken))
                 file.flush()
     except KeyboardInterrupt:
@@ -191,60 +207,81 @@ def called(args: ModelArgs) -> str:
     return source.hub or Path(source.path or source.shape or "").stem
 
 
-def order(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str, list[str]]]:
-    """Round, system and its targets. Every second round goes backwards, so that what drifts meets all alike."""
+def order(names: Sequence[str], rounds: int, side_by_side: bool = False) -> list[tuple[int, list[str]]]:
+    """Round, and the targets whose systems are up at once: one system's, or all. Every second round goes backwards, so
+    that what drifts meets all alike."""
     systems = list(dict.fromkeys(TARGETS[name].system for name in names))
+    found = []
     for number in range(1, rounds + 1):
-        for system in systems if number % 2 else reversed(systems):
-            yield number, system, [name for name in names if TARGETS[name].system == system]
+        turned = systems if number % 2 else systems[::-1]
+        alone = [[name for name in names if TARGETS[name].system == system] for system in turned]
+        found += [(number, one) for one in ([list(names)] if side_by_side else alone)]
+    return found
 
 
-def measure(setting: Setting, names: list[str], asked: Asked) -> Generator[Sample]:
-    """Start each system in turn and take its targets' loads. ClusterFault: one does not start, or went away; of a
-    router only once all the others' loads are taken."""
+def measure(
+    setting: Setting, plan: Sequence[tuple[int, list[str]]], asked: Asked, pythons: Mapping[str, str] | None = None
+) -> Generator[Sample]:
+    """Start the systems of each step of ``plan`` (see ``order``) and take its targets' loads. ``pythons``: of systems
+    that want another. ClusterFault: one does not start, or went away; of a router only once all loads are taken."""
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with ExitStack() as stack:
         pools = [stack.enter_context(client_process()) for _ in range(asked.clients)]
         for ready in [pool.submit(os.getpid) for pool in pools]:
             ready.result()
         progress = stack.enter_context(Progress(*columns, console=errors))
-        total = asked.rounds * asked.repeats * len(asked.levels) * len(names)
+        total = asked.repeats * len(asked.levels) * sum(len(targets) for _, targets in plan)
         bar = progress.add_task("loads", total=total)
-        lost: dict[str, ClusterFault] = {}
-        for number, system, targets in order(names, asked.rounds):
-            tell = teller(progress.console, system)
-            with signals_kept(), SYSTEMS[system](setting, tell) as running:
-                for repeat in range(1, asked.repeats + 1):
-                    for target in targets if repeat % 2 else reversed(targets):
-                        if target in lost:
-                            continue
+        lost: dict[str, str] = {}
+
+        def tells(name: str) -> Tell:
+            return teller(progress.console, name)
+
+        for number, targets in plan:
+            systems = {
+                name: _begin(SYSTEMS[name], setting, name) for name in (TARGETS[name].system for name in targets)
+            }
+            with held(systems, tells, pythons) as systems_up:
+                running = {name: one.started.result() for name, one in systems_up.items()}
+                routers = {
+                    name: _begin(partial(routed, router, running[TARGETS[name].system]), setting, name)
+                    for name in targets
+                    if (router := TARGETS[name].router) and name not in lost
+                }
+                with held(routers, tells) as routers_up:
+                    reached = {name: running[TARGETS[name].system] for name in targets if not TARGETS[name].router}
+                    for name, one in routers_up.items():
                         try:
-                            with _reached(target, running, setting, teller(progress.console, target)) as reached:
-                                for level in asked.levels:
-                                    progress.update(bar, description=f"round {number}: {target}, load {level}")
-                                    to = Address(reached.port, MODEL, TARGETS[target].headers)
-                                    where, watched = (number, repeat), reached.processes()
-                                    taken = take(to, target, where, level, asked, pools, watched)
-                                    progress.console.print(_brief(taken), highlight=False, soft_wrap=True)
-                                    progress.advance(bar)
-                                    yield taken
+                            reached[name] = one.started.result()
                         except ClusterFault as fault:
-                            if not TARGETS[target].router:
-                                raise
-                            lost[target] = fault
+                            lost[name] = str(fault)
+                    for where, level, target in _turns(number, [n for n in targets if n in reached], asked):
+                        progress.update(bar, description=f"round {number}: {target}, load {level}")
+                        at = reached[target]
+                        to = Address(at.port, MODEL, TARGETS[target].headers)
+                        taken = take(to, target, where, level, asked, pools, at.processes())
+                        progress.console.print(_brief(taken), highlight=False, soft_wrap=True)
+                        progress.advance(bar)
+                        yield taken
         if lost:
             raise ClusterFault("\n".join(f"{target} was left out: {fault}" for target, fault in lost.items()))
 
 
-@contextlib.contextmanager
-def _reached(target: str, system: Running, setting: Setting, tell: Tell) -> Iterator[Running]:
-    """Where the target's loads go, while they are taken: to its router, if it has one."""
-    router = TARGETS[target].router
-    if not router:
-        yield system
-        return
-    with signals_kept(), routed(router, system, setting, tell) as running:
-        yield running
+def _begin(
+    start: Callable[[Setting, Tell], AbstractContextManager[Running]], setting: Setting, name: str
+) -> Begin[Running]:
+    """Start the system or router ``name``, with a folder of its own."""
+    home = setting.home / name
+    home.mkdir(exist_ok=True)
+    return partial(start, replace(setting, home=home))
+
+
+def _turns(number: int, targets: Sequence[str], asked: Asked) -> Iterator[tuple[tuple[int, int], Level, str]]:
+    """Round and repeat, load and target: each load of all targets before the next, backwards in every second repeat."""
+    for repeat in range(1, asked.repeats + 1):
+        for level in asked.levels:
+            for target in targets if repeat % 2 else reversed(targets):
+                yield (number, repeat), level, target
 
 
 def _brief(taken: Sample) -> str:

@@ -71,13 +71,14 @@ ROUTERS = {
 }
 
 
-def commands(peers: Iterable[str]) -> dict[str, str]:
-    """Router → command, of ``ROUTER=COMMAND``. ValueError: not that."""
+def commands(peers: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
+    """Name → command, of ``NAME=COMMAND``: a router's, or one of ``others``. ValueError: not that."""
     given = {}
+    names = (*ROUTERS, *others)
     for peer in peers:
         name, _, command = peer.partition("=")
-        if name not in ROUTERS or not command:
-            raise ValueError(f"--peer {peer}: not ROUTER=COMMAND; routers are {', '.join(ROUTERS)}")
+        if name not in names or not command:
+            raise ValueError(f"--peer {peer}: not NAME=COMMAND; names are {', '.join(names)}")
         given[name] = command
     return given
 

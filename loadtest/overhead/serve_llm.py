@@ -17,14 +17,14 @@ IMPORT_PATH = "loadtest.overhead.serve_llm:app"
 EXECUTOR = "distributed_executor_backend"
 
 
-def check() -> None:
-    """ImportError: it cannot be imported here, and what to do. In a process of its own, since it brings vLLM along."""
-    done = subprocess.run([sys.executable, "-c", "import ray.serve.llm"], capture_output=True, text=True)
+def check(python: str = sys.executable) -> None:
+    """ImportError: ``python`` cannot import it, and what to do. In a process of its own, since it brings vLLM along."""
+    done = subprocess.run([python, "-c", "import ray.serve.llm"], capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise ImportError(
-            f"Ray Serve LLM cannot be imported: {last}; pip install 'ray[serve,llm]', in an environment of its "
-            "own where it wants another vLLM than the one here, and run this command there"
+            f"Ray Serve LLM cannot be imported: {last}; pip install 'ray[serve,llm]' with the packages of this "
+            "environment in one of its own, and name its Python: --peer ray-serve-llm=/path/to/bin/python"
         )
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from loadtest.overhead import serve_llm
 from loadtest.overhead.routers import ROUTERS, Place
 from serve_app import demo_model, local_cluster
 from serve_app.config import GATEWAY_IMPORT_PATH, MODEL_IMPORT_PATH, ModelArgs, Source
-from serve_app.local_cluster import HOST
+from serve_app.local_cluster import HOST, Session
 
 MODEL = "bench"
 DEFAULT_FILE, DEFAULT_ENTRY = ROOT / "deployments" / "local.yaml", "chat"
@@ -72,7 +73,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Running:
-    """``processes``: those that live now, and the role of each."""
+    """``processes``: those that live now, and the role of each; also in another process than the one that started
+    them."""
 
     port: int
     processes: Callable[[], list[tuple[psutil.Process, str]]]
@@ -84,13 +86,11 @@ System = Callable[[Setting, Tell], AbstractContextManager[Running]]
 
 @dataclass(frozen=True)
 class Target:
-    """``router``: what stands in front of the system, by its name in ``ROUTERS``; empty: nothing. ``check``: raises
-    ``ImportError`` where the system cannot run here."""
+    """``router``: what stands in front of the system, by its name in ``ROUTERS``; empty: nothing."""
 
     system: str
     headers: Mapping[str, str] = field(default_factory=dict)
     router: str = ""
-    check: Callable[[], None] = lambda: None
 
 
 def role_of(title: str, titles: Mapping[str, str]) -> str:
@@ -110,11 +110,11 @@ def bare(setting: Setting, tell: Tell, stream_interval: int = 0) -> Iterator[Run
     given = setting.args.model_dump_json(exclude_unset=True).encode()
     log, env = setting.home / "bare.log", _environment(setting)
     with _server(command, port, log, env, setting.start_s, tell, given) as leader:
+        yield Running(port, partial(_server_processes, leader))
 
-        def processes() -> list[tuple[psutil.Process, str]]:
-            return [(one, FRONT_END if one.pid == leader else _role(one, {})) for one in _session(leader)]
 
-        yield Running(port, processes)
+def _server_processes(leader: int) -> list[tuple[psutil.Process, str]]:
+    return [(one, FRONT_END if one.pid == leader else _role(one, {})) for one in _session(leader)]
 
 
 @contextmanager
@@ -126,11 +126,11 @@ def routed(name: str, behind: Running, setting: Setting, tell: Tell) -> Iterator
     log, env = setting.home / f"{name}.log", os.environ | router.environment
     # It has nothing to lose.
     with _server(command, port, log, env, setting.start_s, tell, grace_s=1.0) as leader:
+        yield Running(port, partial(_router_processes, leader, behind))
 
-        def processes() -> list[tuple[psutil.Process, str]]:
-            return [(one, GATEWAY) for one in _session(leader)] + behind.processes()
 
-        yield Running(port, processes)
+def _router_processes(leader: int, behind: Running) -> list[tuple[psutil.Process, str]]:
+    return [(one, GATEWAY) for one in _session(leader)] + behind.processes()
 
 
 @contextmanager
@@ -172,29 +172,25 @@ def _server(
         server.wait()
 
 
-@contextmanager
-def signals_kept() -> Iterator[None]:
-    """Around a system: its end ignores what would interrupt it, and the next one's time must not."""
-    kept = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
-
-
 def bare_interval(setting: Setting, tell: Tell) -> AbstractContextManager[Running]:
     return bare(setting, tell, setting.stream_interval)
 
 
-def modelyard(setting: Setting, tell: Tell) -> AbstractContextManager[Running]:
+def modelyard(
+    setting: Setting, tell: Tell, settings: Mapping[str, str] | None = None
+) -> AbstractContextManager[Running]:
     """HAProxy, the gateway, and a replica with the same engine, on a private Ray."""
     entry = {"name": MODEL, "import_path": MODEL_IMPORT_PATH, "route_prefix": None}
     wanted: list[dict[str, Any]] = [
         {"name": "gateway", "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"},
         entry | {"args": setting.args.model_dump(mode="json", exclude_unset=True)},
     ]
-    return _on_ray(MODELYARD, wanted, MODELYARD_TITLES, setting, tell)
+    return _on_ray(MODELYARD, wanted, MODELYARD_TITLES, setting, tell, settings)
+
+
+def modelyard_niceness_0(setting: Setting, tell: Tell) -> AbstractContextManager[Running]:
+    """The same with Ray's workers at the niceness of everybody else; Ray gives them 15."""
+    return modelyard(setting, tell, {"RAY_worker_niceness": "0"})
 
 
 def handle(setting: Setting, tell: Tell) -> AbstractContextManager[Running]:
@@ -230,32 +226,36 @@ def _on_ray(
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
     with cluster(system, setting.home, wanted, tell, start_s=setting.start_s, settings=settings) as found:
-
-        def processes() -> list[tuple[psutil.Process, str]]:
-            return [(one, _role(one, titles)) for one in local_cluster.processes(found.session)]
-
         wait_for_answer(found.port, setting.start_s, tell, lambda: "")
-        yield Running(found.port, processes)
+        yield Running(found.port, partial(_ray_processes, found.session, titles))
+
+
+def _ray_processes(session: Session, titles: Mapping[str, str]) -> list[tuple[psutil.Process, str]]:
+    return [(one, _role(one, titles)) for one in local_cluster.processes(session)]
 
 
 SYSTEMS: dict[str, System] = {
     "bare": bare,
     "bare-interval": bare_interval,
     "modelyard": modelyard,
+    "modelyard-niceness-0": modelyard_niceness_0,
     "handle": handle,
     "ray-serve-llm": serve_llm_handle,
     "ray-serve-llm-direct": serve_llm_direct,
 }
+# Systems that may have a Python of their own, named with --peer, and what raises ImportError where one cannot run them.
+CHECKS = {"ray-serve-llm": serve_llm.check, "ray-serve-llm-direct": serve_llm.check}
 TARGETS = {
     "bare": Target("bare"),
     **{name: Target("bare", router=name) for name in ROUTERS},
     "bare-interval": Target("bare-interval"),
     "modelyard": Target("modelyard"),
     "modelyard-every-token": Target("modelyard", EVERY_TOKEN),
+    "modelyard-niceness-0": Target("modelyard-niceness-0"),
     "handle": Target("handle"),
     "handle-every-token": Target("handle", EVERY_TOKEN),
-    "ray-serve-llm": Target("ray-serve-llm", check=serve_llm.check),
-    "ray-serve-llm-direct": Target("ray-serve-llm-direct", check=serve_llm.check),
+    "ray-serve-llm": Target("ray-serve-llm"),
+    "ray-serve-llm-direct": Target("ray-serve-llm-direct"),
 }
 DEFAULT_TARGETS = ("bare", "modelyard", "modelyard-every-token")
 

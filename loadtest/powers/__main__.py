@@ -3,9 +3,12 @@
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import httpx
 import typer
@@ -14,10 +17,12 @@ from rich.console import Console
 from loadtest.about import about_engine, gpus
 from loadtest.clusters import ClusterFault, teller
 from loadtest.endings import fail, heed_signals
+from loadtest.held import held
 from loadtest.plan_accuracy import last_error
 from loadtest.powers import report
-from loadtest.powers.measure import Setting, Tell, clients, measure
-from loadtest.powers.rows import CPU_ROWS, GPU_ROWS, ROWS, Row, Variant
+from loadtest.powers.measure import Setting, Started, clients, measure, pools, started
+from loadtest.powers.rows import CPU_ROWS, GPU_ROWS, ROWS, Row
+from loadtest.powers.starts import Start, missing, waves
 from serve_app.demo_model import DemoModelError
 from serve_app.local_cluster import LocalClusterError
 from serve_app.ray_api import RayApiError
@@ -26,7 +31,9 @@ MODULE = "loadtest.powers"
 FAULTS = (ClusterFault, LocalClusterError, RayApiError, DemoModelError, httpx.HTTPError, ValueError)
 # A cause is one line of this many characters.
 CAUSE = 300
-Measure = Callable[[Row, Variant, Setting, Path, Tell], dict[str, Any]]
+Line: TypeAlias = dict[str, Any]
+# Of a start that runs: each of its rows with its raw values.
+Measure = Callable[[list[Row], Started], Iterator[tuple[Row, Line]]]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 console = Console(width=None if Console().is_terminal else 160)
@@ -46,37 +53,43 @@ def run(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Folder of any, for shapes; default: the demo model's.")
     ] = None,
-    budget_s: Annotated[float, typer.Option(help="Begin no row that might end later than this.")] = 570.0,
-    variant_usual_s: Annotated[float, typer.Option(help="What a row's variants usually take, each.")] = 120.0,
+    at_once: Annotated[
+        int, typer.Option(min=1, help="Start so many variants at once, if they fit on a GPU; one is under load.")
+    ] = 1,
+    budget_s: Annotated[float, typer.Option(help="Begin no variant that might end later than this.")] = 570.0,
+    variant_usual_s: Annotated[float, typer.Option(help="What a variant usually takes.")] = 120.0,
 ) -> None:
     """Measure what the engine's powers gain, row by row, through Modelyard.
 
-    Each variant of a row is a Ray of its own with a gateway and the model. Its
-    raw values are written as soon as it is measured, so a run may be ended and
-    begun again; what failed is written too, and tried again then. Rows for
-    GPUs run where there are enough, the others where there is none. Exits 1
-    where a variant failed.
+    Each variant of a row is a Ray of its own with a gateway and the model; where
+    variants of several rows are the same, one start serves all. Raw values are
+    written as soon as a row is measured, so a run may be ended and begun again;
+    what failed is written too, and tried again then. Rows for GPUs run where
+    there are enough, the others where there is none. Exits 1 where a variant
+    failed.
     """
     heed_signals()
     have = len(gpus())
     rows = [_row(name) for name in names] if names else [*(GPU_ROWS if have else CPU_ROWS)]
     setting = Setting(seconds, warm_up, repeats, clients(), start_s, tokenizer)
     end = time.monotonic() + budget_s
-    failed = 0
+    known = report.read(results)
     for row in rows:
-        wanted = missing(row, report.read(results))
-        if wanted and row.gpus > have:
+        if row.gpus > have and missing(row, known):
             console.print(f"{row.name}: needs {row.gpus} GPUs, there are {have}", highlight=False)
-            continue
-        if (left := end - time.monotonic()) < variant_usual_s * len(wanted):
-            console.print(f"{row.name}: not begun, {left:.0f} s are left", highlight=False)
-            continue
-        for variant in wanted:
-            found = attempt(row, variant, setting)
-            results.parent.mkdir(parents=True, exist_ok=True)
-            with results.open("a") as file:
-                file.write(report.line(found))
-            failed += "failed" in found
+    results.parent.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    with ExitStack() as stack:
+        own = pools(setting, stack)
+        stack.enter_context(_told_interruption())
+        for wave in waves([row for row in rows if row.gpus <= have], known, at_once):
+            if (left := end - time.monotonic()) < variant_usual_s * len(wave):
+                console.print(f"{wave[0]}: not begun, {left:.0f} s are left", highlight=False)
+                continue
+            for found in attempt(wave, setting, own):
+                with results.open("a") as file:
+                    file.write(report.line(found))
+                failed += "failed" in found
     _print(results, rows)
     raise typer.Exit(1 if failed else 0)
 
@@ -106,26 +119,44 @@ def document(
     file.write_text(report.with_tables(file.read_text(), report.kept()))
 
 
-def missing(row: Row, lines: Iterable[Mapping[str, Any]]) -> list[Variant]:
-    """The variants of ``row`` that ``lines`` do not have; those that failed are missing too."""
-    known = {(line["row"], line["variant"]) for line in lines if "failed" not in line}
-    return [variant for variant in row.variants if (row.name, variant.name) not in known]
+@contextmanager
+def _told_interruption() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        fail(errors, MODULE, "interrupted; what was measured is kept", 130)
 
 
-def attempt(row: Row, variant: Variant, setting: Setting, measure: Measure = measure) -> dict[str, Any]:
-    """The line of one variant, measured or failed."""
+def attempt(wave: Sequence[Start], setting: Setting, own: Sequence[Sequence[Executor]]) -> Iterator[Line]:
+    """Start all of ``wave`` at once, then measure one after the other: a line for each row of each."""
     about = about_engine(MODULE) | {"seconds": setting.seconds, "repeats": setting.repeats, "warm_up": setting.warm_up}
-    found: dict[str, Any] = {"row": row.name, "variant": variant.name, "about": about}
-    tell = teller(console, f"{row.name}, {variant.name}")
+    about["at_once"] = len(wave)
     with tempfile.TemporaryDirectory(prefix="powers-", ignore_cleanup_errors=True) as home:
-        try:
-            return found | measure(row, variant, setting, Path(home), tell)
-        except KeyboardInterrupt:
-            fail(errors, MODULE, "interrupted; what was measured is kept", 130)
-        except FAULTS as fault:
-            cause = last_error(str(fault)) if "\n" in str(fault) else str(fault)[-CAUSE:]
-            tell(f"failed: {cause}")
-            return found | {"failed": cause or type(fault).__name__}
+        begins = {}
+        for number, start in enumerate(wave):
+            folder = Path(home, str(number))
+            folder.mkdir()
+            begins[str(start)] = partial(started, start.models, setting, folder)
+        with held(begins, partial(teller, console)) as up:
+            for start in wave:
+                tell = teller(console, str(start))
+                measuring = partial(measure, setting=setting, own=own, tell=tell)
+                for line in lines(start, up[str(start)].started.result, measuring):
+                    if "failed" in line:
+                        tell(f"{line['row']} failed: {line['failed']}")
+                    yield line | {"about": about}
+
+
+def lines(start: Start, found: Callable[[], Started], measuring: Measure) -> Iterator[Line]:
+    """What was measured, or why it could not be, of each row of ``start``. ``found``: waits until it runs."""
+    variants = {row.name: variant for row, variant in start.takes}
+    try:
+        for row, values in measuring([row for row, _ in start.takes], found()):
+            yield {"row": row.name, "variant": variants.pop(row.name), **values}
+    except FAULTS as fault:
+        cause = last_error(str(fault)) if "\n" in str(fault) else str(fault)[-CAUSE:]
+        for name, variant in variants.items():
+            yield {"row": name, "variant": variant, "failed": cause or type(fault).__name__}
 
 
 def _print(results: Path, wanted: list[Row]) -> None:

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -16,15 +16,16 @@ import psutil
 from loadtest.about import nvidia_smi
 from loadtest.clusters import Running, cluster
 from loadtest.figures import MODELYARD
+from loadtest.held import Tell
 from loadtest.overhead import report
 from loadtest.overhead.client import Level
 from loadtest.overhead.loads import Address, Arrivals, Asked, client_process, take
 from loadtest.overhead.report import Sample
-from loadtest.overhead.targets import ENGINE, EVERY_TOKEN, MODEL, role_of, signals_kept, wait_for_answer, with_files
+from loadtest.overhead.targets import ENGINE, EVERY_TOKEN, MODEL, role_of, wait_for_answer, with_files
 from loadtest.plan_accuracy import logged
 from loadtest.powers import checkpoints, engine_metrics, quality
 from loadtest.powers.engine_metrics import GAUGES, REPORT_INTERVAL_S, Look
-from loadtest.powers.rows import GIB, MADE, Load, Row, Variant
+from loadtest.powers.rows import GIB, MADE, Load, Row
 from loadtest.powers.texts import KINDS
 from serve_app import local_cluster
 from serve_app.config import GATEWAY_IMPORT_PATH, MODEL_IMPORT_PATH, ModelArgs
@@ -35,7 +36,6 @@ from serve_app.ray_api import RayApi, RayApiError
 NAMES = (MODEL, "second")
 BESIDE = "beside"
 BESIDE_TOKENS = 2
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -65,48 +65,67 @@ def made(value: Any, folder: Path, tell: Tell) -> Any:
             return value
 
 
-def measure(row: Row, variant: Variant, setting: Setting, home: Path, tell: Tell) -> dict[str, Any]:
-    """The raw values of one variant. ``home``: an empty folder. ClusterFault, LocalClusterError, RayApiError,
-    DemoModelError, httpx.HTTPError, ValueError: it cannot be had, or nothing was answered."""
-    models = [_entry(made(dict(args), home, tell), setting.tokenizer, tell) for args in variant.models]
-    names = NAMES[: len(models)]
-    entries = [
-        {"name": name, "import_path": MODEL_IMPORT_PATH, "route_prefix": None, "args": _plain(args)}
-        for name, args in zip(names, models, strict=True)
+@dataclass(frozen=True)
+class Started:
+    """A start that runs. ``models``: by the names that requests give; ``start_s``: until all of them answered."""
+
+    running: Running
+    models: Mapping[str, ModelArgs]
+    start_s: float
+
+
+@contextmanager
+def started(models: Sequence[Mapping[str, Any]], setting: Setting, home: Path, tell: Tell) -> Iterator[Started]:
+    """A Ray of its own with a gateway and ``models``, the ``args`` of their entries. ``home``: an empty folder.
+    ClusterFault, LocalClusterError, RayApiError, DemoModelError, ValueError: it cannot be had."""
+    args = [_entry(made(dict(one), home, tell), setting.tokenizer, tell) for one in models]
+    named = dict(zip(NAMES, args, strict=False))
+    wanted: list[dict[str, Any]] = [{"name": "gateway", "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"}]
+    wanted += [
+        {"name": name, "import_path": MODEL_IMPORT_PATH, "route_prefix": None, "args": _plain(one)}
+        for name, one in named.items()
     ]
-    gateway = {"name": "gateway", "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"}
+    settings = engine_metrics.SETTINGS
     began = time.monotonic()
-    with ExitStack() as stack:
-        pools = [[stack.enter_context(client_process()) for _ in range(setting.clients)] for _ in (*names, BESIDE)]
-        stack.enter_context(signals_kept())
-        running = stack.enter_context(
-            cluster(
-                MODELYARD,
-                home,
-                [gateway, *entries],
-                tell,
-                start_s=setting.start_s,
-                settings=engine_metrics.SETTINGS,
-            )
-        )
-        for name in names:
+    with cluster(MODELYARD, home, wanted, tell, start_s=setting.start_s, settings=settings) as running:
+        for name in named:
             wait_for_answer(running.port, setting.start_s, tell, lambda: "", name)
-        found: dict[str, Any] = {"models": {name: _plain(args) for name, args in zip(names, models, strict=True)}}
-        found["start_s"] = round(time.monotonic() - began, 1)
-        api = RayApi(running.session.dashboard)
+        yield Started(running, named, round(time.monotonic() - began, 1))
+
+
+def pools(setting: Setting, stack: ExitStack) -> list[list[Executor]]:
+    """Client processes, until the end of ``stack``: of each model, and for prompts beside."""
+    return [[stack.enter_context(client_process()) for _ in range(setting.clients)] for _ in (*NAMES, BESIDE)]
+
+
+def measure(
+    rows: Sequence[Row], found: Started, setting: Setting, own: Sequence[Sequence[Executor]], tell: Tell
+) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """The raw values of the variant that runs, for each of ``rows``. ``own``: see ``pools``. ClusterFault,
+    RayApiError, httpx.HTTPError, ValueError: nothing was answered."""
+    running, names = found.running, list(found.models)
+    api = RayApi(running.session.dashboard)
+    said: dict[str, Any] = {}
+    for row in rows:
+        values: dict[str, Any] = {"models": {name: _plain(args) for name, args in found.models.items()}}
+        values["start_s"] = found.start_s
         if row.says:
-            tell("perplexity and greedy answers")
-            found["said"] = asdict(quality.ask(running.port, MODEL))
-        found["loads"] = []
+            if not said:
+                tell("perplexity and greedy answers")
+                said = asdict(quality.ask(running.port, MODEL))
+            values["said"] = said
+        values["loads"] = []
         for load in row.loads:
-            tell(f"load {load}")
-            samples, engine = _take(load, running, names, setting, pools, api)
-            found["loads"].append({"load": asdict(load), "samples": [asdict(one) for one in samples], "engine": engine})
+            tell(f"{row.name}, load {load}")
+            samples, engine = _take(load, running, names, setting, own, api)
+            values["loads"].append(
+                {"load": asdict(load), "samples": [asdict(one) for one in samples], "engine": engine}
+            )
         logs = [log.read_text(errors="replace") for log in Path(running.session.session_dir, "logs").glob("worker-*")]
-        found["kv_tokens"] = engine_metrics.kv_tokens(logs)
-        found["memory_gib"] = _memory(running.session, models, "".join(logs))
-        found["placement"] = _placement(api)
-    return found
+        values["kv_tokens"] = engine_metrics.kv_tokens(logs)
+        values["memory_gib"] = _memory(running.session, list(found.models.values()), "".join(logs))
+        values["placement"] = _placement(api)
+        yield row, values
 
 
 def _entry(args: Mapping[str, Any], tokenizer: Path | None, tell: Tell) -> ModelArgs:

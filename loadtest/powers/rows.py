@@ -92,11 +92,17 @@ _ON_CPU = changed(
         "env": {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
     },
 )
-_ON_GPU = changed(_DEMO, _engine(max_model_len=8192, max_num_seqs=256))
+# So small that several stand side by side.
+_ON_GPU = changed(
+    _DEMO,
+    _engine(max_model_len=8192, max_num_seqs=256, gpu_memory_utilization=0.2, kv_cache_memory_bytes=8 * GIB),
+)
 _LLAMA: dict[str, Any] = {
     "source": {"shape": "shapes/Llama-3.1-8B-Instruct.json"},
     "engine": {"max_model_len": 16384, "max_num_seqs": 256},
 }
+# Where only speed counts: 139,264 tokens of KV cache, which is 32 long prompts, and three of them fit an H200.
+_PART = changed(_LLAMA, _engine(gpu_memory_utilization=0.3, kv_cache_memory_bytes=17 * GIB))
 _CODE = changed(_LLAMA, {"source": {"shape": "shapes/CodeLlama-7b-Instruct-hf.json"}})
 _MOE = changed(_LLAMA, {"source": {"shape": "shapes/Qwen3-30B-A3B.json"}})
 # vLLM's own all-reduce kernel does not run where GPUs cannot reach each other's memory.
@@ -128,7 +134,8 @@ _SYNTHETIC = {
         }
     ),
 }
-_PREFIX_CACHE = {"off": _engine(enable_prefix_caching=False), "on": _engine(enable_prefix_caching=True)}
+# On is vLLM's default.
+_PREFIX_CACHE = {"off": _engine(enable_prefix_caching=False), "on": {}}
 _ONE_BY_ONE = {"one at a time": _engine(max_num_seqs=1), "continuous": {}}
 
 
@@ -240,7 +247,7 @@ GPU_ROWS = (
         "draft-speed",
         "a draft of SmolLM2's shape before Llama-3.1-8B's, dummy weights; acceptance is synthetic, 3 tokens a step",
         1,
-        _variants(_LLAMA, _SYNTHETIC),
+        _variants(_PART, _SYNTHETIC),
         (Load(1, 512, 128), Load(32, 512, 128)),
         _SPECULATION,
     ),
@@ -257,7 +264,7 @@ GPU_ROWS = (
         "attention backends, prompts of 4,000 tokens; Llama-3.1-8B's shape",
         1,
         _variants(
-            _LLAMA, {name: _engine(attention_backend=name) for name in ("FLASH_ATTN", "TRITON_ATTN", "FLASHINFER")}
+            _PART, {name: _engine(attention_backend=name) for name in ("FLASH_ATTN", "TRITON_ATTN", "FLASHINFER")}
         ),
         (Load(1, 4000, 128), Load(32, 4000, 128)),
         _SPEED,
@@ -266,7 +273,7 @@ GPU_ROWS = (
         "batching",
         "one request at a time against continuous batching; Llama-3.1-8B's shape",
         1,
-        _variants(_LLAMA, _ONE_BY_ONE),
+        _variants(_PART, _ONE_BY_ONE),
         (Load(64, 512, 128),),
         (*_SPEED, "running"),
     ),
@@ -276,7 +283,7 @@ GPU_ROWS = (
         1,
         # 65,536 tokens, which is four full contexts.
         _variants(
-            changed(_LLAMA, _engine(kv_cache_memory_bytes=8 * GIB)),
+            changed(_PART, _engine(kv_cache_memory_bytes=8 * GIB)),
             {"reserved": _engine(max_num_seqs=4), "pages": {}},
         ),
         (Load(128, 512, 128),),
@@ -286,7 +293,7 @@ GPU_ROWS = (
         "prefix-caching",
         "prompts of 4,096 tokens of which 4,000 are the same; Llama-3.1-8B's shape",
         1,
-        _variants(_LLAMA, _PREFIX_CACHE),
+        _variants(_PART, _PREFIX_CACHE),
         (Load(1, 4096, 32, shared=4000), Load(32, 4096, 32, shared=4000)),
         ("hits", *_SPEED),
     ),
@@ -294,7 +301,7 @@ GPU_ROWS = (
         "chunked-prefill",
         "16 streams while a prompt of 16,000 tokens arrives every two seconds; Llama-3.1-8B's shape",
         1,
-        _variants(_LLAMA, _budgets(16384, 8192, 2048, 512)),
+        _variants(_PART, _budgets(16384, 8192, 2048, 512)),
         (Load(16, 64, 256, beside=16000),),
         ("tok_s", "tpot_p50", "gap_p50", "gap_p99", "gap_max"),
     ),
