@@ -260,8 +260,9 @@ def _starts(*names: str, known: Sequence[Mapping[str, Any]] = ()) -> list[list[t
 
 def test_variants_that_are_the_same_share_a_start() -> None:
     """Of whatever row; what is measured already starts nothing."""
-    assert _starts("fp8-kv", "weights")[:2] == [[("fp8-kv", "16 bits"), ("weights", "bf16")], [("fp8-kv", "fp8")]]
-    known = [{"row": "fp8-kv", "variant": "fp8"}, {"row": "weights", "variant": "bf16"}]
+    shared = [("fp8-kv", "16 bits"), ("two-models", "Llama alone")]
+    assert _starts("fp8-kv", "two-models") == [shared, [("fp8-kv", "fp8")], [("two-models", "both")]]
+    known = [{"row": "fp8-kv", "variant": "fp8"}, {"row": "two-models", "variant": "Llama alone"}]
     assert _starts("fp8-kv", known=known) == [[("fp8-kv", "16 bits")]]
 
 
@@ -271,11 +272,8 @@ def test_what_fits_a_gpu_starts_at_once() -> None:
     def sizes(name: str, at_once: int) -> list[int]:
         return [len(wave) for wave in waves([ROWS[name]], [], at_once)]
 
-    assert (sizes("chunked-prefill", 9), sizes("chunked-prefill", 2), sizes("chunked-prefill", 1)) == (
-        [3, 1],
-        [2, 2],
-        [1, 1, 1, 1],
-    )
+    assert sizes("fp8-kv-answers", 9) == [2]
+    assert (sizes("chunked-prefill", 9), sizes("chunked-prefill", 3)) == ([4], [3, 1])
     assert sizes("two-models", 9) == [1, 1]
     assert sizes("tensor-parallel", 9) == [1, 1]
     assert sizes("cpu-weights", 9) == [3]

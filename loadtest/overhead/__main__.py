@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -41,6 +41,7 @@ from loadtest.overhead.targets import (
 from serve_app.config import FakeScript, ModelArgs, Resources, Source
 from serve_app.demo_model import DemoModelError
 from serve_app.local_cluster import LocalClusterError
+from serve_app.model.engine import engine_arguments
 from serve_app.ray_api import RayApiError
 
 MODULE = "loadtest.overhead"
@@ -146,7 +147,8 @@ def run(
         given = commands(peers or (), CHECKS)
         programs = {router: program(router, given) for router in routers}
         pythons = {name: given[name] for name in CHECKS if name in given}
-        for system in CHECKS.keys() & {TARGETS[name].system for name in names}:
+        llm = CHECKS.keys() & {TARGETS[name].system for name in names}
+        for system in llm:
             CHECKS[system](pythons.get(system, sys.executable))
         slots = max(FAKE_SLOTS, *(level.streams for level in levels))
         args = scripted(slots) if engine is Engine.FAKE else with_files(read_model(model), _say)
@@ -160,7 +162,8 @@ def run(
     try:
         with out.open("w") as file, tempfile.TemporaryDirectory(prefix="overhead-") as home:
             file.write(report.line(about))
-            setting = Setting(args, stream_interval, start_s, Path(home), programs)
+            given_engine = engine_arguments(args, MODEL) if llm else {}
+            setting = Setting(args, stream_interval, start_s, Path(home), programs, given_engine)
             plan = order(list(dict.fromkeys(names)), rounds, side_by_side)
             for taken in measure(setting, plan, asked, pythons):
                 file.write(report.line(taken))
@@ -244,7 +247,7 @@ def measure(
             with held(systems, tells, pythons) as systems_up:
                 running = {name: one.started.result() for name, one in systems_up.items()}
                 routers = {
-                    name: _begin(partial(routed, router, running[TARGETS[name].system]), setting, name)
+                    name: _begin(partial(routed, router, running[TARGETS[name].system]), setting, name, alone=True)
                     for name in targets
                     if (router := TARGETS[name].router) and name not in lost
                 }
@@ -268,12 +271,21 @@ def measure(
 
 
 def _begin(
-    start: Callable[[Setting, Tell], AbstractContextManager[Running]], setting: Setting, name: str
+    start: Callable[[Setting, Tell], AbstractContextManager[Running]], setting: Setting, name: str, *, alone: bool
 ) -> Begin[Running]:
-    """Start the system or router ``name``, with a folder of its own."""
+    """Start the system or router ``name``, with a folder of its own. ``alone``: or others start at the same time."""
     home = setting.home / name
     home.mkdir(exist_ok=True)
-    return partial(start, replace(setting, home=home))
+    begin = partial(start, replace(setting, home=home))
+    return begin if alone else partial(_beside, begin, str(home / "vllm"))
+
+
+@contextmanager
+def _beside(begin: Begin[Running], cache: str, tell: Tell) -> Iterator[Running]:
+    """With a folder of its own for what vLLM compiles: engines that start at once would write the same files."""
+    os.environ.setdefault("VLLM_CACHE_ROOT", cache)  # of this process, which holds no other system
+    with begin(tell) as running:
+        yield running
 
 
 def _turns(number: int, targets: Sequence[str], asked: Asked) -> Iterator[tuple[tuple[int, int], Level, str]]:

@@ -41,12 +41,8 @@ def llm_config(model: ModelArgs, name: str, arguments: Mapping[str, Any]) -> dic
 
 
 def app(args: dict[str, Any]) -> Application:
-    """``args``: as ``handle_app.app`` takes them."""
+    """``args``: see ``llm_config``."""
     from ray.serve.llm import build_openai_app
 
-    from serve_app.model.engine import engine_arguments
-
-    model = ModelArgs.model_validate(args["model"])
-    config = llm_config(model, args["name"], engine_arguments(model, args["name"]))
-    application: Application = build_openai_app({"llm_configs": [config]})
+    application: Application = build_openai_app({"llm_configs": [args]})
     return application

@@ -62,13 +62,14 @@ SERVE_LLM = figures.System("ray-serve-llm", "Ray Serve LLM", "Ray's own way", co
 class Setting:
     """``args``: the model; ``stream_interval``: of the system bare-interval, in tokens; ``start_s``: how long a system
     may take to start; ``home``: a folder for logs and state, which goes with the run; ``programs``: the command of each
-    router."""
+    router; ``engine``: vLLM's arguments for the model, for a system whose Python may not have ours."""
 
     args: ModelArgs
     stream_interval: int
     start_s: float
     home: Path
     programs: Mapping[str, str] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ def serve_llm_direct(setting: Setting, tell: Tell) -> AbstractContextManager[Run
 
 
 def _serve_llm(setting: Setting, tell: Tell, settings: Mapping[str, str]) -> AbstractContextManager[Running]:
-    args = {"name": MODEL, "model": setting.args.model_dump(mode="json", exclude_unset=True)}
+    args = serve_llm.llm_config(setting.args, MODEL, setting.engine)
     wanted = [{"name": "llm", "import_path": serve_llm.IMPORT_PATH, "route_prefix": "/", "args": args}]
     return _on_ray(SERVE_LLM, wanted, SERVE_LLM_TITLES, setting, tell, settings)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,8 @@ def _take(
 ) -> tuple[list[Sample], dict[str, float]]:
     """The load on all models at once, ``repeats`` times; and what the engines counted meanwhile. The CPU time of all
     engines is with the first model's samples."""
+    if load.seconds:
+        setting = replace(setting, seconds=load.seconds, warm_up=load.seconds / 2, repeats=1)
     engines = [(process, ENGINE) for process in _engines(running.session)]
     asked = _asked(load.level, load.prompt, load.tokens, setting, load)
     parts = [(name, name, asked, own) for name, own in zip(names, pools, strict=False)]
