@@ -20,7 +20,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from loadtest.about import ROOT, about_engine
 from loadtest.clusters import ClusterFault, teller
 from loadtest.endings import fail, heed_signals
-from loadtest.held import Begin, Tell, held
+from loadtest.held import Begin, Held, Tell, held
 from loadtest.overhead import plot, report
 from loadtest.overhead.client import Level
 from loadtest.overhead.loads import Address, Arrivals, Asked, client_process, take
@@ -127,8 +127,8 @@ def run(
     of the run get words.
 
     Each load's raw values are written as it ends: what an interrupted run has
-    taken can be shown. Exits 2 where a system does not start or nothing is
-    answered.
+    taken can be shown. A system that does not start is left out. Exits 2 then,
+    or where nothing is answered.
     """
     heed_signals()
     names = only or list(DEFAULT_TARGETS)
@@ -226,7 +226,7 @@ def measure(
     setting: Setting, plan: Sequence[tuple[int, list[str]]], asked: Asked, pythons: Mapping[str, str] | None = None
 ) -> Generator[Sample]:
     """Start the systems of each step of ``plan`` (see ``order``) and take its targets' loads. ``pythons``: of systems
-    that want another. ClusterFault: one does not start, or went away; of a router only once all loads are taken."""
+    that want another. ClusterFault: one went away; or, once the loads of all others are taken, did not start."""
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with ExitStack() as stack:
         pools = [stack.enter_context(client_process()) for _ in range(asked.clients)]
@@ -241,11 +241,11 @@ def measure(
             return teller(progress.console, name)
 
         for number, targets in plan:
-            systems = {
-                name: _begin(SYSTEMS[name], setting, name) for name in (TARGETS[name].system for name in targets)
-            }
+            names = [name for name in dict.fromkeys(TARGETS[name].system for name in targets) if name not in lost]
+            systems = {name: _begin(SYSTEMS[name], setting, name, alone=len(names) == 1) for name in names}
             with held(systems, tells, pythons) as systems_up:
-                running = {name: one.started.result() for name, one in systems_up.items()}
+                running = _up(systems_up, lost)
+                targets = [name for name in targets if TARGETS[name].system in running]
                 routers = {
                     name: _begin(partial(routed, router, running[TARGETS[name].system]), setting, name, alone=True)
                     for name in targets
@@ -253,11 +253,7 @@ def measure(
                 }
                 with held(routers, tells) as routers_up:
                     reached = {name: running[TARGETS[name].system] for name in targets if not TARGETS[name].router}
-                    for name, one in routers_up.items():
-                        try:
-                            reached[name] = one.started.result()
-                        except ClusterFault as fault:
-                            lost[name] = str(fault)
+                    reached |= _up(routers_up, lost)
                     for where, level, target in _turns(number, [n for n in targets if n in reached], asked):
                         progress.update(bar, description=f"round {number}: {target}, load {level}")
                         at = reached[target]
@@ -267,7 +263,18 @@ def measure(
                         progress.advance(bar)
                         yield taken
         if lost:
-            raise ClusterFault("\n".join(f"{target} was left out: {fault}" for target, fault in lost.items()))
+            raise ClusterFault("\n".join(f"{name} was left out: {fault}" for name, fault in lost.items()))
+
+
+def _up(all_held: Mapping[str, Held[Running]], lost: dict[str, str]) -> dict[str, Running]:
+    """Those that run, once each does or cannot; why not is added to ``lost``."""
+    found = {}
+    for name, one in all_held.items():
+        try:
+            found[name] = one.started.result()
+        except (ClusterFault, LocalClusterError, RayApiError) as fault:
+            lost[name] = str(fault)
+    return found
 
 
 def _begin(
