@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -34,6 +34,7 @@ from loadtest.overhead.targets import (
     TARGETS,
     Running,
     Setting,
+    beside,
     read_model,
     routed,
     with_files,
@@ -284,15 +285,7 @@ def _begin(
     home = setting.home / name
     home.mkdir(exist_ok=True)
     begin = partial(start, replace(setting, home=home))
-    return begin if alone else partial(_beside, begin, str(home / "vllm"))
-
-
-@contextmanager
-def _beside(begin: Begin[Running], cache: str, tell: Tell) -> Iterator[Running]:
-    """With a folder of its own for what vLLM compiles: engines that start at once would write the same files."""
-    os.environ.setdefault("VLLM_CACHE_ROOT", cache)  # of this process, which holds no other system
-    with begin(tell) as running:
-        yield running
+    return begin if alone else partial(beside, begin, str(home / "vllm"))
 
 
 def _turns(number: int, targets: Sequence[str], asked: Asked) -> Iterator[tuple[tuple[int, int], Level, str]]:

@@ -235,6 +235,14 @@ def _ray_processes(session: Session, titles: Mapping[str, str]) -> list[tuple[ps
     return [(one, _role(one, titles)) for one in local_cluster.processes(session)]
 
 
+@contextmanager
+def beside(begin: Callable[[Tell], AbstractContextManager[Running]], cache: str, tell: Tell) -> Iterator[Running]:
+    """With a folder of its own for what vLLM compiles: engines that start at once would write the same files."""
+    os.environ.setdefault("VLLM_CACHE_ROOT", cache)  # of this process, which holds no other system
+    with begin(tell) as running:
+        yield running
+
+
 SYSTEMS: dict[str, System] = {
     "bare": bare,
     "bare-interval": bare_interval,
