@@ -260,10 +260,10 @@ def _starts(*names: str, known: Sequence[Mapping[str, Any]] = ()) -> list[list[t
 
 def test_variants_that_are_the_same_share_a_start() -> None:
     """Of whatever row; what is measured already starts nothing."""
-    shared = [("fp8-kv", "16 bits"), ("two-models", "Llama alone")]
-    assert _starts("fp8-kv", "two-models") == [shared, [("fp8-kv", "fp8")], [("two-models", "both")]]
-    known = [{"row": "fp8-kv", "variant": "fp8"}, {"row": "two-models", "variant": "Llama alone"}]
-    assert _starts("fp8-kv", known=known) == [[("fp8-kv", "16 bits")]]
+    shared = [("weights", "bf16"), ("batching", "continuous")]
+    assert _starts("weights", "batching")[0] == shared
+    known = [{"row": "weights", "variant": "bf16"}]
+    assert _starts("batching", known=known) == [[("batching", "one at a time")], [("batching", "continuous")]]
 
 
 def test_what_fits_a_gpu_starts_at_once() -> None:

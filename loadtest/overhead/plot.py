@@ -10,7 +10,10 @@ from loadtest.overhead.report import Figures, Sample, by_load
 from loadtest.overhead.targets import ROLES
 
 # Okabe and Ito's colours, told apart by everybody, with different marks besides.
-LOOKS = (("#000000", "s"), ("#0072B2", "o"), ("#D55E00", "^"), ("#009E73", "D"), ("#CC79A7", "v"))
+LOOKS = (
+    *(("#000000", "s"), ("#0072B2", "o"), ("#D55E00", "^"), ("#009E73", "D")),
+    *(("#CC79A7", "v"), ("#E69F00", "P"), ("#56B4E9", "X"), ("#777777", "*")),
+)
 PARTS = ("#0072B2", "#999999", "#D55E00", "#E69F00", "#DDDDDD")
 
 
@@ -43,8 +46,11 @@ def draw(samples: Sequence[Sample], file: Path, title: str) -> None:
         levels = sorted({level.streams or level.rate for level, _ in found})
         axis.set_xticks(levels, [f"{level:g}" for level in levels])
         axis.set_xlabel("streams at once" if closed else "requests offered per second")
-        axis.set_ylim(bottom=0)
+        if axis.get_yscale() == "linear":
+            axis.set_ylim(bottom=0)
 
+    axes[0][1].set_yscale("log")
+    axes[0][1].yaxis.set_major_formatter("{x:g}")
     lines(axes[0][0], "tokens/s", ("-", lambda of: of.tok_s))
     lines(axes[0][1], "TTFT, ms: p50 and (dashed) p99", ("-", lambda of: of.ttft_p50), ("--", lambda of: of.ttft_p99))
     lines(axes[1][0], "TPOT p50, ms", ("-", lambda of: of.tpot_p50))

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,8 +170,9 @@ def _shown(figure: Figure, cell: Cell) -> str:
     except (KeyError, ZeroDivisionError):
         return ""
     text = figure.shown.format(value)
-    if figure.ratio and cell.base is not None and (base := figure.of(cell.base)):
-        text += f" (×{value / base:.2f})"
+    if figure.ratio and cell.base is not None:
+        with suppress(KeyError, ZeroDivisionError):
+            text += f" (×{value / figure.of(cell.base):.2f})"
     return text
 
 
