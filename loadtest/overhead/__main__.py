@@ -102,9 +102,10 @@ def run(
     seconds: Annotated[float, typer.Option(min=1, help="Measured, of each load.")] = 10.0,
     warm_up: Annotated[float, typer.Option(min=0, help="Before that, s.")] = 3.0,
     prompt_tokens: Annotated[int, typer.Option("--prompt", min=1, help="Tokens of a prompt.")] = 64,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 128,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 128,
     clients: Annotated[int | None, typer.Option(min=1, help="Client processes. Default: by CPUs, 8 at most.")] = None,
     stream_interval: Annotated[int, typer.Option(min=1, help="Tokens per event of bare-interval.")] = 8,
+    models: Annotated[int, typer.Option(min=1, help="Models deployed in modelyard-models; one is awake.")] = 20,
     start_s: Annotated[float, typer.Option(min=1, help="Longest time until a system answers, s.")] = 600.0,
     out: Annotated[Path | None, typer.Option(help="Raw values. Default: a dated file in loadtest/results.")] = None,
 ) -> None:
@@ -123,8 +124,8 @@ def run(
     meets all alike, and one waits for a start once. Their engines must fit the
     machine together: engine.gpu_memory_utilization and kv_cache_memory_bytes.
 
-    Other projects' routers (vllm-router, smg, litellm) stand in front of the
-    server of bare. Two of them take no prompts of token ids: then all targets
+    Other projects' routers (haproxy, which decides nothing, vllm-router, smg,
+    litellm) stand in front of the server of bare. Two of them take no prompts of token ids: then all targets
     of the run get words.
 
     Each load's raw values are written as it ends: what an interrupted run has
@@ -156,7 +157,7 @@ def run(
     except (OSError, ImportError, yaml.YAMLError, ValueError, DemoModelError) as error:
         fail(errors, MODULE, str(error), 2)
     about = about_engine(MODULE) | {"load": asdict(asked), "stream_interval": stream_interval, "model": called(args)}
-    about["side_by_side"] = side_by_side
+    about |= {"side_by_side": side_by_side, "models": models}
     about |= {"args": args.model_dump(mode="json", exclude_unset=True)}
     about["environment"] = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(("RAY_", "VLLM_"))}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +165,7 @@ def run(
         with out.open("w") as file, tempfile.TemporaryDirectory(prefix="overhead-") as home:
             file.write(report.line(about))
             given_engine = engine_arguments(args, MODEL) if llm else {}
-            setting = Setting(args, stream_interval, start_s, Path(home), programs, given_engine)
+            setting = Setting(args, stream_interval, start_s, Path(home), programs, given_engine, models)
             plan = order(list(dict.fromkeys(names)), rounds, side_by_side)
             for taken in measure(setting, plan, asked, pythons):
                 file.write(report.line(taken))

@@ -29,13 +29,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Router:
-    """``package``: what pip installs, with a command of the router's name. ``arguments``: that command's, with nothing
-    tuned but the log, which is as quiet as it can be. ``words``: it takes no prompts of token ids."""
+    """``package``: what pip installs, with a command of the router's name, or ``command``. ``arguments``: of that
+    command, with nothing tuned but the log, which is as quiet as it can be. ``words``: no prompts of token ids."""
 
     package: str
     arguments: Callable[[Place], list[str]]
     words: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
 
 
 def _rust(at: Place) -> list[str]:
@@ -55,7 +56,18 @@ def _litellm(at: Place) -> list[str]:
     return ["--config", str(config), "--host", HOST, "--port", str(at.port), "--num_workers", "1"]
 
 
+def _haproxy(at: Place) -> list[str]:
+    """The least that can stand between a client and an engine: it copies bytes and decides nothing."""
+    config = at.home / "haproxy.cfg"
+    config.write_text(
+        "defaults\n  mode http\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n"
+        f"listen all\n  bind {HOST}:{at.port}\n  server engine {at.url.removeprefix('http://')}\n"
+    )
+    return ["-db", "-f", str(config)]
+
+
 ROUTERS = {
+    "haproxy": Router("ray[serve]", _haproxy, command="modelyard-haproxy"),
     "vllm-router": Router("vllm-router==0.1.17", _rust),
     "smg": Router("smg==1.13.0", lambda at: ["launch", *_rust(at)], words=True),
     "litellm": Router(
@@ -90,7 +102,8 @@ def program(name: str, given: Mapping[str, str]) -> str:
             return found
         raise FileNotFoundError(f"{name}: {given[name]} is no command")
     # Beside this interpreter, whether or not its environment is the shell's.
-    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
+    command = ROUTERS[name].command or name
+    found = shutil.which(command, path=sysconfig.get_path("scripts")) or shutil.which(command)
     if found:
         return found
     raise FileNotFoundError(

@@ -27,13 +27,22 @@ from loadtest.figures import HANDLE, MODELYARD
 from loadtest.overhead import serve_llm
 from loadtest.overhead.routers import ROUTERS, Place
 from serve_app import demo_model, local_cluster
-from serve_app.config import GATEWAY_IMPORT_PATH, MODEL_IMPORT_PATH, ModelArgs, Source
+from serve_app.config import (
+    GATEWAY_IMPORT_PATH,
+    MODEL_DEPLOYMENT,
+    MODEL_IMPORT_PATH,
+    QUEUE_DEPTH,
+    ModelArgs,
+    Source,
+)
 from serve_app.local_cluster import HOST, Session
 
 MODEL = "bench"
 DEFAULT_FILE, DEFAULT_ENTRY = ROOT / "deployments" / "local.yaml", "chat"
 # Of one look at an engine that starts; and what its first answer may take.
 LOOK_S = 30.0
+# Of a model that nobody asks.
+ASLEEP = {"min_replicas": 0, "max_replicas": 1, "policy": {"policy_function": QUEUE_DEPTH}}
 EVERY_TOKEN = {"x-modelyard-every-token": "1"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -62,7 +71,8 @@ SERVE_LLM = figures.System("ray-serve-llm", "Ray Serve LLM", "Ray's own way", co
 class Setting:
     """``args``: the model; ``stream_interval``: of the system bare-interval, in tokens; ``start_s``: how long a system
     may take to start; ``home``: a folder for logs and state, which goes with the run; ``programs``: the command of each
-    router; ``engine``: vLLM's arguments for the model, for a system whose Python may not have ours."""
+    router; ``engine``: vLLM's arguments for the model, for a system whose Python may not have ours; ``models``: so many
+    are deployed in modelyard-models."""
 
     args: ModelArgs
     stream_interval: int
@@ -70,6 +80,7 @@ class Setting:
     home: Path
     programs: Mapping[str, str] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
+    models: int = 1
 
 
 @dataclass(frozen=True)
@@ -178,15 +189,36 @@ def bare_interval(setting: Setting, tell: Tell) -> AbstractContextManager[Runnin
 
 
 def modelyard(
-    setting: Setting, tell: Tell, settings: Mapping[str, str] | None = None
+    setting: Setting,
+    tell: Tell,
+    settings: Mapping[str, str] | None = None,
+    others: Sequence[dict[str, Any]] = (),
 ) -> AbstractContextManager[Running]:
-    """HAProxy, the gateway, and a replica with the same engine, on a private Ray."""
+    """HAProxy, the gateway, and a replica with the same engine, on a private Ray. ``others``: more entries."""
     entry = {"name": MODEL, "import_path": MODEL_IMPORT_PATH, "route_prefix": None}
     wanted: list[dict[str, Any]] = [
         {"name": "gateway", "import_path": GATEWAY_IMPORT_PATH, "route_prefix": "/"},
         entry | {"args": setting.args.model_dump(mode="json", exclude_unset=True)},
+        *others,
     ]
     return _on_ray(MODELYARD, wanted, MODELYARD_TITLES, setting, tell, settings)
+
+
+def modelyard_beside_models(setting: Setting, tell: Tell) -> AbstractContextManager[Running]:
+    """The same with ``setting.models`` deployed: all others are fakes, and asleep."""
+    asleep = {"name": MODEL_DEPLOYMENT, "autoscaling_config": ASLEEP}
+    fake = {"source": {"fake": {}}, "resources": {"num_cpus": 0.01, "num_gpus": 0}}
+    others = [
+        {
+            "name": f"asleep-{number}",
+            "import_path": MODEL_IMPORT_PATH,
+            "route_prefix": None,
+            "args": fake,
+            "deployments": [asleep],
+        }
+        for number in range(1, setting.models)
+    ]
+    return modelyard(setting, tell, others=others)
 
 
 def modelyard_niceness_0(setting: Setting, tell: Tell) -> AbstractContextManager[Running]:
@@ -248,6 +280,7 @@ SYSTEMS: dict[str, System] = {
     "bare-interval": bare_interval,
     "modelyard": modelyard,
     "modelyard-niceness-0": modelyard_niceness_0,
+    "modelyard-models": modelyard_beside_models,
     "handle": handle,
     "ray-serve-llm": serve_llm_handle,
     "ray-serve-llm-direct": serve_llm_direct,
@@ -261,6 +294,7 @@ TARGETS = {
     "modelyard": Target("modelyard"),
     "modelyard-every-token": Target("modelyard", EVERY_TOKEN),
     "modelyard-niceness-0": Target("modelyard-niceness-0"),
+    "modelyard-models": Target("modelyard-models"),
     "handle": Target("handle"),
     "handle-every-token": Target("handle", EVERY_TOKEN),
     "ray-serve-llm": Target("ray-serve-llm"),
