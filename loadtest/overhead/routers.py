@@ -60,7 +60,8 @@ def _haproxy(at: Place) -> list[str]:
     """The least that can stand between a client and an engine: it copies bytes and decides nothing."""
     config = at.home / "haproxy.cfg"
     config.write_text(
-        "defaults\n  mode http\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n"
+        # Else it holds back what is no full packet.
+        "defaults\n  mode http\n  option http-no-delay\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n"
         f"listen all\n  bind {HOST}:{at.port}\n  server engine {at.url.removeprefix('http://')}\n"
     )
     return ["-db", "-f", str(config)]
