@@ -59,11 +59,16 @@ def _litellm(at: Place) -> list[str]:
 def _haproxy(at: Place) -> list[str]:
     """The least that can stand between a client and an engine: it copies bytes and decides nothing."""
     config = at.home / "haproxy.cfg"
-    config.write_text(
-        # Else it holds back what is no full packet.
-        "defaults\n  mode http\n  option http-no-delay\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n"
-        f"listen all\n  bind {HOST}:{at.port}\n  server engine {at.url.removeprefix('http://')}\n"
-    )
+    lines = [
+        "defaults",
+        "  mode http",
+        "  option http-no-delay",  # else it holds back what fills no packet
+        *(f"  timeout {each}" for each in ("connect 5s", "client 1h", "server 1h")),
+        "listen all",
+        f"  bind {HOST}:{at.port}",
+        f"  server engine {at.url.removeprefix('http://')}",
+    ]
+    config.write_text("\n".join(lines) + "\n")
     return ["-db", "-f", str(config)]
 
 
