@@ -18,8 +18,6 @@ T = TypeVar("T")
 Tell = Callable[[str], None]
 # Called in the process that holds: it and what the context yields must pickle.
 Begin = Callable[[Tell], AbstractContextManager[T]]
-# Of the executable that multiprocessing starts, which is one for all.
-_EXECUTABLE = threading.Lock()
 
 
 class Held(Generic[T]):
@@ -33,18 +31,17 @@ class Held(Generic[T]):
         context = multiprocessing.get_context("spawn")
         self._ours, theirs = context.Pipe()
         self._process = context.Process(target=_hold, args=(begin, theirs))
-        with _EXECUTABLE:
-            context.set_executable(python)
-            try:
-                self._process.start()
-            finally:
-                context.set_executable(sys.executable)
+        context.set_executable(python)  # one for all that are started
+        try:
+            self._process.start()
+        finally:
+            context.set_executable(sys.executable)
         theirs.close()
         self._listener = threading.Thread(target=self._listen)
         self._listener.start()
 
     def _listen(self) -> None:
-        with contextlib.suppress(EOFError, ConnectionError):
+        try:
             while True:
                 kind, value = self._ours.recv()
                 if kind == "told":
@@ -55,8 +52,12 @@ class Held(Generic[T]):
                     self.late = value
                 else:
                     self.started.set_exception(value)
-        if not self.started.done():
-            self.started.set_exception(ClusterFault("its process ended; see above"))
+        # Whatever it is: somebody waits.
+        except Exception as error:
+            if not self.started.done():
+                ended = isinstance(error, EOFError | ConnectionError)
+                why = "its process ended; see above" if ended else f"what it said cannot be read: {error}"
+                self.started.set_exception(ClusterFault(why))
 
     def end(self) -> None:
         """Let the context end, whether or not it is open yet. Returns at once."""

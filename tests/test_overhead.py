@@ -542,6 +542,30 @@ def test_a_context_is_held_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert (heard, list(tmp_path.iterdir())) == (["opening"], [])
 
 
+class Unreadable(Exception):
+    """Cannot be made again from what pickle keeps of it."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(one + two)
+
+
+@contextmanager
+def _fails(how: str, tell: Callable[[str], None]) -> Iterator[None]:
+    if how == "gone":
+        os._exit(3)
+    raise Unreadable("a", "b") if how == "unreadable" else ClusterFault("too late")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("how", "heard"), [("said", "too late"), ("unreadable", "cannot be read"), ("gone", "its process ended")]
+)
+def test_a_context_that_does_not_open_is_told(how: str, heard: str) -> None:
+    """With its own words where they can be had; nobody waits for ever."""
+    with held({"one": partial(_fails, how)}, _unheard) as found, pytest.raises(ClusterFault, match=heard):
+        found["one"].started.result(timeout=60)
+
+
 def test_a_held_context_ends_when_its_holder_is_killed(tmp_path: Path) -> None:
     """Nothing is left of a run whose process is gone."""
     script = (

@@ -124,9 +124,9 @@ def run(
     meets all alike, and one waits for a start once. Their engines must fit the
     machine together: engine.gpu_memory_utilization and kv_cache_memory_bytes.
 
-    Other projects' routers (haproxy, which decides nothing, vllm-router, smg,
-    litellm) stand in front of the server of bare. Two of them take no prompts of token ids: then all targets
-    of the run get words.
+    Routers (haproxy, which decides nothing, vllm-router, smg, litellm) stand in
+    front of the server of bare. The last two take no prompts of token ids: with
+    one of them all targets of the run get words.
 
     Each load's raw values are written as it ends: what an interrupted run has
     taken can be shown. A system that does not start is left out. Exits 2 then,
