@@ -1,7 +1,6 @@
 """A private Ray for each system under load: started, found and ended by the code behind ``modelyard serve``."""
 
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ import psutil
 from rich.console import Console
 
 from loadtest.about import ROOT
+from loadtest.endings import ignore_signals
 from loadtest.figures import HANDLE, MODELYARD, System
 from serve_app import local_cluster, ray_env
 from serve_app.config import GATEWAY_IMPORT_PATH, MODEL_IMPORT_PATH
@@ -114,9 +114,7 @@ def cluster(
         yield Running(system, session, http)
     finally:
         tell("ending")
-        # Half an end is worse than a slow one, and it is bounded.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
         ended = local_cluster.end(session)
         if before is None:
             del os.environ["MODELYARD_HOME"]

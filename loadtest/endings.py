@@ -18,6 +18,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def ignore_signals() -> None:
+    """From here on, for an end of processes that is bounded: half of it is worse than a slow one."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def fail(console: Console, module: str, message: str, status: int) -> NoReturn:
     """Say on ``console`` why ``module`` ends, and end it."""
     console.print(f"[red]{module}:[/] ", end="")

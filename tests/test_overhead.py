@@ -569,20 +569,19 @@ def test_a_context_that_does_not_open_is_told(how: str, heard: str) -> None:
 def test_a_held_context_ends_when_its_holder_is_killed(tmp_path: Path) -> None:
     """Nothing is left of a run whose process is gone."""
     script = (
-        "import sys, time; from functools import partial; from pathlib import Path\n"
+        "import sys; from functools import partial; from pathlib import Path\n"
         "from loadtest.held import Held; from tests.test_overhead import _opened\n"
         "if __name__ == '__main__':\n"
         "    print(Held(partial(_opened, Path(sys.argv[1])), print).started.result(), flush=True)\n"
-        "    time.sleep(60)\n"
+        "    sys.stdin.read()\n"
     )
     file = tmp_path / "holder.py"
     file.write_text(script)
     folder = tmp_path / "held"
     folder.mkdir()
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, str(file), str(folder)], stdout=subprocess.PIPE, env=env, cwd=ROOT
-    ) as holder:
+    command = [sys.executable, str(file), str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=ROOT) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"opening\n"
         pid = int(holder.stdout.readline())

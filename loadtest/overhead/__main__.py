@@ -3,8 +3,8 @@
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -21,19 +21,21 @@ from loadtest.about import ROOT, about_engine
 from loadtest.clusters import ClusterFault, teller
 from loadtest.endings import fail, heed_signals
 from loadtest.held import Begin, Held, Tell, held
-from loadtest.overhead import plot, report
+from loadtest.overhead import plot, report, serve_llm
 from loadtest.overhead.client import Level
 from loadtest.overhead.loads import Address, Arrivals, Asked, client_process, take
 from loadtest.overhead.report import Sample
 from loadtest.overhead.routers import ROUTERS, commands, program
 from loadtest.overhead.targets import (
-    CHECKS,
     DEFAULT_TARGETS,
     MODEL,
+    SERVE_LLM,
+    SERVE_LLM_SYSTEMS,
     SYSTEMS,
     TARGETS,
     Running,
     Setting,
+    System,
     beside,
     read_model,
     routed,
@@ -46,6 +48,7 @@ from serve_app.model.engine import engine_arguments
 from serve_app.ray_api import RayApiError
 
 MODULE = "loadtest.overhead"
+FAULTS = (ClusterFault, LocalClusterError, RayApiError)
 LEVELS = (1, 16, 64, 256)
 # Two cores answer no more in bearable time.
 DEMO_LEVELS = (1, 8)
@@ -146,25 +149,23 @@ def run(
     asked = Asked(tuple(levels), arrivals, rounds, repeats, seconds, warm_up, prompt_tokens, words, tokens, processes)
     out = out or ROOT / "loadtest" / "results" / f"overhead-{datetime.now(UTC):%Y-%m-%dT%H%M}.jsonl"
     try:
-        given = commands(peers or (), CHECKS)
+        given = commands(peers or (), (SERVE_LLM.key,))
         programs = {router: program(router, given) for router in routers}
-        pythons = {name: given[name] for name in CHECKS if name in given}
-        llm = CHECKS.keys() & {TARGETS[name].system for name in names}
-        for system in llm:
-            CHECKS[system](pythons.get(system, sys.executable))
+        pythons = dict.fromkeys(SERVE_LLM_SYSTEMS, given.get(SERVE_LLM.key, sys.executable))
+        if llm := pythons.keys() & {TARGETS[name].system for name in names}:
+            serve_llm.check(pythons[SERVE_LLM.key])
         slots = max(FAKE_SLOTS, *(level.streams for level in levels))
         args = scripted(slots) if engine is Engine.FAKE else with_files(read_model(model), _say)
+        given_engine = engine_arguments(args, MODEL) if llm else {}
     except (OSError, ImportError, yaml.YAMLError, ValueError, DemoModelError) as error:
         fail(errors, MODULE, str(error), 2)
     about = about_engine(MODULE) | {"load": asdict(asked), "stream_interval": stream_interval, "model": called(args)}
-    about |= {"side_by_side": side_by_side, "models": models}
-    about |= {"args": args.model_dump(mode="json", exclude_unset=True)}
+    about |= {"side_by_side": side_by_side, "models": models, "args": args.model_dump(mode="json", exclude_unset=True)}
     about["environment"] = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(("RAY_", "VLLM_"))}
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         with out.open("w") as file, tempfile.TemporaryDirectory(prefix="overhead-") as home:
             file.write(report.line(about))
-            given_engine = engine_arguments(args, MODEL) if llm else {}
             setting = Setting(args, stream_interval, start_s, Path(home), programs, given_engine, models)
             plan = order(list(dict.fromkeys(names)), rounds, side_by_side)
             for taken in measure(setting, plan, asked, pythons):
@@ -172,7 +173,7 @@ def run(
                 file.flush()
     except KeyboardInterrupt:
         fail(errors, MODULE, f"interrupted; {_kept(out)}", 130)
-    except (ClusterFault, LocalClusterError, RayApiError) as error:
+    except FAULTS as error:
         fail(errors, MODULE, f"{error}\n{_kept(out)}", 2)
     show(out)
 
@@ -274,14 +275,12 @@ def _up(all_held: Mapping[str, Held[Running]], lost: dict[str, str]) -> dict[str
     for name, one in all_held.items():
         try:
             found[name] = one.started.result()
-        except (ClusterFault, LocalClusterError, RayApiError) as fault:
+        except FAULTS as fault:
             lost[name] = str(fault)
     return found
 
 
-def _begin(
-    start: Callable[[Setting, Tell], AbstractContextManager[Running]], setting: Setting, name: str, *, alone: bool
-) -> Begin[Running]:
+def _begin(start: System, setting: Setting, name: str, *, alone: bool) -> Begin[Running]:
     """Start the system or router ``name``, with a folder of its own. ``alone``: or others start at the same time."""
     home = setting.home / name
     home.mkdir(exist_ok=True)

@@ -4,7 +4,6 @@ a new system one function in ``SYSTEMS``, a new router one entry in ``routers.RO
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -23,7 +22,9 @@ import yaml
 from loadtest import figures
 from loadtest.about import ROOT
 from loadtest.clusters import HANDLE_IMPORT_PATH, ClusterFault, cluster, free_ports
+from loadtest.endings import ignore_signals
 from loadtest.figures import HANDLE, MODELYARD
+from loadtest.held import Begin, Tell
 from loadtest.overhead import serve_llm
 from loadtest.overhead.routers import ROUTERS, Place
 from serve_app import demo_model, local_cluster
@@ -44,7 +45,6 @@ LOOK_S = 30.0
 # Of a model that nobody asks.
 ASLEEP = {"min_replicas": 0, "max_replicas": 1, "policy": {"policy_function": QUEUE_DEPTH}}
 EVERY_TOKEN = {"x-modelyard-every-token": "1"}
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 FRONT_END, ENGINE, GATEWAY, PROXY, REST = "front end", "engine", "gateway", "proxy", "Ray"
 ROLES = (FRONT_END, ENGINE, GATEWAY, PROXY, REST)
@@ -92,7 +92,6 @@ class Running:
     processes: Callable[[], list[tuple[psutil.Process, str]]]
 
 
-Tell = Callable[[str], None]
 System = Callable[[Setting, Tell], AbstractContextManager[Running]]
 
 
@@ -177,9 +176,7 @@ def _server(
         yield server.pid
     finally:
         tell("ending")
-        # As in `cluster`: half an end is worse than a slow one.
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
         local_cluster.end_processes(lambda: _session(server.pid), grace_s)
         server.wait()
 
@@ -268,7 +265,7 @@ def _ray_processes(session: Session, titles: Mapping[str, str]) -> list[tuple[ps
 
 
 @contextmanager
-def beside(begin: Callable[[Tell], AbstractContextManager[Running]], cache: str, tell: Tell) -> Iterator[Running]:
+def beside(begin: Begin[Running], cache: str, tell: Tell) -> Iterator[Running]:
     """With a folder of its own for what vLLM compiles: engines that start at once would write the same files."""
     os.environ.setdefault("VLLM_CACHE_ROOT", cache)  # of this process, which holds no other system
     with begin(tell) as running:
@@ -285,8 +282,8 @@ SYSTEMS: dict[str, System] = {
     "ray-serve-llm": serve_llm_handle,
     "ray-serve-llm-direct": serve_llm_direct,
 }
-# Systems that may have a Python of their own, named with --peer, and what raises ImportError where one cannot run them.
-CHECKS = {"ray-serve-llm": serve_llm.check, "ray-serve-llm-direct": serve_llm.check}
+# Both run on one Python, which may be another than this one.
+SERVE_LLM_SYSTEMS = ("ray-serve-llm", "ray-serve-llm-direct")
 TARGETS = {
     "bare": Target("bare"),
     **{name: Target("bare", router=name) for name in ROUTERS},

@@ -7,9 +7,7 @@ from typing import Any
 
 from loadtest.powers.rows import Row, Variant
 from serve_app.config import ModelArgs
-
-# vLLM's own gpu_memory_utilization.
-_UTILIZATION = 0.9
+from serve_app.planning.engine_settings import UTILIZATION
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Start:
         on_gpus = [one for one in args if one.resources.num_gpus]
         if any(one.workers > 1 for one in on_gpus):
             return 1.0
-        return sum(one.gpu_memory_utilization or _UTILIZATION for one in on_gpus)
+        return sum(one.gpu_memory_utilization or UTILIZATION for one in on_gpus)
 
 
 def missing(row: Row, known: Iterable[Mapping[str, Any]]) -> list[Variant]:

@@ -12,7 +12,7 @@ from serve_app.model.engine_args import read_numbers
 from serve_app.planning.architecture import Architecture, PlanError
 
 GIB = 1 << 30
-_UTILIZATION = 0.92
+UTILIZATION = 0.92
 # Tokens in one step at most, by the GPU's memory; vLLM takes the first also on an A100, whatever its memory.
 _BATCH_TOKENS = ((0, 2048), (70 * GIB, 8192), (160 * GIB, 16384))
 _BLOCK = 16
@@ -101,7 +101,7 @@ def engine_settings(
         pipeline=args.pipeline_parallel_size,
         cpu=cpu,
         eager=bool(engine.get("enforce_eager")),
-        utilization=args.gpu_memory_utilization or _UTILIZATION,
+        utilization=args.gpu_memory_utilization or UTILIZATION,
         dtype=dtype,
         element=_DTYPES[dtype],
         kv_dtype=kv_dtype,

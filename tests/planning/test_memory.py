@@ -407,7 +407,7 @@ def test_the_largest_step_grows_with_the_gpu(gib: int | None, tokens: int) -> No
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("config/cache.py", rf"gpu_memory_utilization: float = Field\(default={engine_settings._UTILIZATION}\b"),
+        ("config/cache.py", rf"gpu_memory_utilization: float = Field\(default={engine_settings.UTILIZATION}\b"),
         ("config/cache.py", rf"DEFAULT_BLOCK_SIZE: ClassVar\[int\] = {engine_settings._BLOCK}\n"),
         *(
             ("engine/arg_utils.py", rf"device_memory >= {least >> 30} \* GiB_bytes(?s:.{{1,400}})SERVER: {tokens},\n")
