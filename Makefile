@@ -46,8 +46,9 @@ check: lint ## Style, types, and the tests that need neither Ray Serve, an engin
 chaos: $(VENV)/.installed-dev ## 1,000 requests from 64 clients while replicas, engines and gateways are killed; minutes
 	@SEED=$(SEED) $(BIN)/python -m pytest -m chaos --capture=no tests/chaos
 
-fuzz: $(VENV)/.installed-dev ## REQUESTS odd requests at a gateway with the fake engine, without Ray; minutes
+fuzz: $(VENV)/.installed-dev ## REQUESTS odd requests at a gateway with the fake engine; 2,000 examples of each property; minutes
 	@SEED=$(SEED) REQUESTS=$(REQUESTS) $(BIN)/python -m pytest -m fuzz --capture=no tests/fuzz
+	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=many-examples --hypothesis-seed=$(SEED)
 
 lock: ## Write locks/*.txt anew from pyproject.toml
 	locks/refresh.sh $(PYTHON) .modelyard/lock

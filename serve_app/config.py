@@ -360,6 +360,8 @@ Target = Annotated[
 ]
 # One bound on the length of an answer, as the protocols call it.
 LENGTH_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+# What only the request itself says: which model it names, and what is kept of it.
+REQUESTS_OWN_FIELDS = ("model", "store", "background", "previous_response_id")
 
 
 class Name(Spec):
@@ -384,7 +386,7 @@ class Name(Spec):
     @field_validator("defaults")
     @classmethod
     def _leave_the_request_alone(cls, defaults: dict[str, Any]) -> dict[str, Any]:
-        for key in ("model", "store", "background", "previous_response_id"):
+        for key in REQUESTS_OWN_FIELDS:
             if key in defaults:
                 raise ValueError(f"{key} is for the request alone to say")
         lengths = [key for key in LENGTH_FIELDS if key in defaults]

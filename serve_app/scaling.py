@@ -148,7 +148,7 @@ def decide(signals: Signals | None, fleet: Fleet, scaling: Scaling, state: State
     state = _watch(signals, before, scaling, state, now)
     most = fleet.most
     if signals.placeable is not None and not scaling.wait_for_nodes:
-        most = min(most, before + max(0, signals.placeable))
+        most = min(most, max(before, fleet.wanted + max(0, signals.placeable)))
     wanted = min(_grown(signals, before, starting, scaling, state, now), most)
     if wanted > before:
         state = replace(state, grew=now, small_since=None)

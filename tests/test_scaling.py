@@ -79,6 +79,14 @@ def test_within_its_bounds_whatever_comes(
         assert wanted <= max(fleet.least, fleet.wanted + now_there.placeable)
 
 
+def test_room_is_counted_from_what_is_wanted() -> None:
+    """A floor that was raised above what is wanted does not count as placed: with room for one, one is added."""
+    crowd = Signals(replicas=0, running=0, waiting=0, kv_usage=0.0, held=9, slots=1, placeable=1)
+    state = State(replicas=0, full_since=0.0)
+    assert decide(crowd, Fleet(running=0, wanted=0, least=1, most=4), DEFAULTS, state, 100.0)[0] == 1
+    assert decide(crowd, Fleet(running=0, wanted=1, least=1, most=4), DEFAULTS, state, 100.0)[0] == 2
+
+
 @given(fleets(), states, times)
 def test_without_signals_nothing_changes(fleet: Fleet, state: State, now: float) -> None:
     """A controller that has just started knows nothing: it neither adds nor takes away."""

@@ -116,8 +116,8 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     only_experts = experts is not None and all(experts.layers)
     dtype = config.get("dtype") or config.get("torch_dtype")
     context, longest = _context(config, model_type)
-    head_dim = int(config.get("head_dim") or hidden // heads)
-    kv_heads = int(config.get("num_key_value_heads") or config.get("num_kv_heads") or heads)
+    head_dim = _size_if_given(config, "head_dim") or hidden // heads
+    kv_heads = _size_if_given(config, "num_key_value_heads", "num_kv_heads") or heads
     if head_dim < 1 or kv_heads < 1 or heads % kv_heads:
         raise PlanError(f"{heads} heads of {head_dim} for {kv_heads} heads of keys and values make no attention")
     return Architecture(
@@ -164,6 +164,12 @@ def _size(config: Mapping[str, Any], key: str) -> int:
     return value
 
 
+def _size_if_given(config: Mapping[str, Any], *keys: str) -> int | None:
+    """The size that the first of ``keys`` with a value gives: null and 0 say that there is none."""
+    key = _first(config, *keys)
+    return None if key is None else _size(config, key)
+
+
 def _matrices(config: Mapping[str, Any], model_type: str) -> int:
     act = str(config.get("hidden_act") or config.get("hidden_activation") or config.get("activation_function") or "")
     if model_type in _NOT_GATED:
@@ -180,9 +186,8 @@ def _latent(config: Mapping[str, Any], model_type: str) -> LatentAttention | Non
         return None
     if model_type not in _LATENT:
         raise PlanError(f"how a {model_type} model caches its latent attention (kv_lora_rank) is not known")
-    q_rank = config.get("q_lora_rank")
     return LatentAttention(
-        q_rank=None if q_rank is None else int(q_rank),
+        q_rank=_size_if_given(config, "q_lora_rank"),
         kv_rank=_size(config, "kv_lora_rank"),
         nope=_size(config, "qk_nope_head_dim"),
         rope=_size(config, "qk_rope_head_dim"),
@@ -198,13 +203,13 @@ def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
     if per_token is None:
         raise PlanError(f"config.json gives {key} but no num_experts_per_tok; plan cannot count this model")
     width = _size(config, _first(config, "moe_intermediate_size", "intermediate_size") or "moe_intermediate_size")
-    shared = _first(config, "shared_expert_intermediate_size", "shared_intermediate_size")
-    number = _first(config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+    shared = _size_if_given(config, "shared_expert_intermediate_size", "shared_intermediate_size")
+    number = _size_if_given(config, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
     return Experts(
         count=_size(config, key),
         per_token=_size(config, per_token),
         width=width,
-        shared=_size(config, shared) if shared else width * _size(config, number) if number else 0,
+        shared=shared or width * (number or 0),
         layers=_expert_layers(config, layers),
     )
 
@@ -213,12 +218,11 @@ def _expert_layers(config: Mapping[str, Any], layers: int) -> tuple[bool, ...]:
     """Which layers have experts: each family has its own way to say it."""
     if kinds := config.get("mlp_layer_types"):
         return tuple(kinds[i] != "dense" for i in range(layers))
-    first = int(config.get("first_k_dense_replace") or config.get("num_dense_layers") or 0)
-    first = int(config.get("moe_layer_start_index") or first)
+    first = _size_if_given(config, "moe_layer_start_index", "first_k_dense_replace", "num_dense_layers") or 0
     last = config.get("moe_layer_end_index")
     last = layers - 1 if last in (None, -1) else int(last)
-    every = int(config.get("moe_layer_freq") or config.get("moe_layer_interval") or 1)
-    step = int(config.get("decoder_sparse_step") or 1)
+    every = _size_if_given(config, "moe_layer_freq", "moe_layer_interval") or 1
+    step = _size_if_given(config, "decoder_sparse_step") or 1
     dense = config.get("mlp_only_layers") or []
     return tuple(
         first <= i <= last and i % every == 0 and (i + 1) % step == 0 and i not in dense for i in range(layers)
@@ -232,7 +236,7 @@ def _first(config: Mapping[str, Any], *keys: str) -> str | None:
 
 def _windows(config: Mapping[str, Any], model_type: str, layers: int) -> tuple[int | None, ...]:
     """How far each layer looks back. As in vLLM, a window without ``layer_types`` holds for all layers."""
-    window = config.get("sliding_window")
+    window = _size_if_given(config, "sliding_window")
     # Qwen's files carry a window that is not used unless they say so.
     used = config.get("use_sliding_window", not model_type.startswith("qwen"))
     kinds = config.get("layer_types") or _kinds(config, model_type, layers)
@@ -243,8 +247,8 @@ def _windows(config: Mapping[str, Any], model_type: str, layers: int) -> tuple[i
     if not window or not used:
         return (None,) * layers
     if len(set(kinds)) < 2:
-        return (int(window),) * layers
-    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+        return (window,) * layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _kinds(config: Mapping[str, Any], model_type: str, layers: int) -> list[str]:
