@@ -201,6 +201,15 @@ def test_the_table_compares_with_the_first_variant() -> None:
     ]
 
 
+def test_models_of_one_variant_are_told_apart() -> None:
+    """By the names of their shapes, or by their places."""
+    demo, shape = {"source": {"demo": "d"}}, {"source": {"shape": "shapes/Llama.json"}}
+    line = {**_line("both"), "models": {"bench": demo, "second": shape}, "kv_tokens": {"bench": 1, "second": 2}}
+    line["loads"][0]["samples"] += [{**line["loads"][0]["samples"][0], "target": "second"}]
+    row = replace(ROW, figures=("kv_tokens",), says=False)
+    assert [cells[0] for cells in report.text_rows(row, [line])][:2] == ["both, model 1", "both, Llama"]
+
+
 def test_a_variant_without_figures_is_shown() -> None:
     """With the cause where it failed; and the table stays whole."""
     assert list(report.text_rows(ROW, [_line("one")]))[-1] == ["other", "not measured"]

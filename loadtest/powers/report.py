@@ -154,7 +154,7 @@ def text_rows(row: Row, lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str
     for cell in cells([line for line in lines if "failed" not in line]):
         name = str(cell.line["variant"])
         if len(cell.line["models"]) > 1:
-            name += f", {Path(cell.line['models'][cell.model]['source']['shape']).stem}"
+            name += f", {_called(cell)}"
         streams = [str(Load(**cell.load["load"]))] if cell.load else []
         yield [name, *streams, *(_shown(FIGURES[figure], cell) for figure in row.figures)]
     for line in lines:
@@ -162,6 +162,12 @@ def text_rows(row: Row, lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str
             yield [line["variant"], f"failed: {line['failed']}"]
     tried = {line["variant"] for line in lines}
     yield from ([variant.name, "not measured"] for variant in row.variants if variant.name not in tried)
+
+
+def _called(cell: Cell) -> str:
+    """A model of several by its shape, or by its place where it has none."""
+    shape = cell.line["models"][cell.model]["source"].get("shape")
+    return Path(shape).stem if shape else f"model {list(cell.line['models']).index(cell.model) + 1}"
 
 
 def _shown(figure: Figure, cell: Cell) -> str:

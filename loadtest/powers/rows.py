@@ -382,6 +382,33 @@ CPU_ROWS = (
         ("kv_tokens", "full", "tok_s", "tpot_p50", "perplexity", "same_answers", "same_tokens"),
         says=True,
     ),
+    # Two CPUs cannot show what splitting does to speed. What it does to memory and answers they can.
+    Row(
+        "cpu-tensor-parallel",
+        "one worker against three, each layer split over all; 256 MiB of KV cache each",
+        0,
+        _variants(_ON_CPU, {"1 worker": {}, "3 workers": {"tensor_parallel_size": 3}}),
+        (),
+        ("kv_tokens", "perplexity", "same_answers", "same_tokens"),
+        says=True,
+    ),
+    Row(
+        "cpu-pipeline-parallel",
+        "one worker against two, the layers in two groups; 256 MiB of KV cache each",
+        0,
+        _variants(_ON_CPU, {"1 worker": {}, "2 workers": {"pipeline_parallel_size": 2}}),
+        (),
+        ("kv_tokens", "perplexity", "same_answers", "same_tokens"),
+        says=True,
+    ),
+    Row(
+        "cpu-two-models",
+        "one model against two on the same CPUs, both under load",
+        0,
+        (Variant("alone", (_ON_CPU,)), Variant("both", (_ON_CPU, _ON_CPU))),
+        (Load(4, 64, 32),),
+        (*_SPEED, "kv_tokens", "errors"),
+    ),
 )
 
 ROWS = {row.name: row for row in (*GPU_ROWS, *CPU_ROWS)}
