@@ -118,7 +118,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     context, longest = _context(config, model_type)
     head_dim = _size_if_given(config, "head_dim") or hidden // heads
     kv_heads = _size_if_given(config, "num_key_value_heads", "num_kv_heads") or heads
-    if head_dim < 1 or kv_heads < 1 or heads % kv_heads:
+    if head_dim < 1 or heads % kv_heads:
         raise PlanError(f"{heads} heads of {head_dim} for {kv_heads} heads of keys and values make no attention")
     return Architecture(
         model_type=model_type,
@@ -236,15 +236,15 @@ def _first(config: Mapping[str, Any], *keys: str) -> str | None:
 
 def _windows(config: Mapping[str, Any], model_type: str, layers: int) -> tuple[int | None, ...]:
     """How far each layer looks back. As in vLLM, a window without ``layer_types`` holds for all layers."""
-    window = _size_if_given(config, "sliding_window")
     # Qwen's files carry a window that is not used unless they say so.
     used = config.get("use_sliding_window", not model_type.startswith("qwen"))
+    window = _size_if_given(config, "sliding_window") if used else None
     kinds = config.get("layer_types") or _kinds(config, model_type, layers)
     if unknown := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
         raise PlanError(f"its layers of type {', '.join(unknown)} are not counted by plan")
     if kinds and len(kinds) != layers:
         raise PlanError(f"config.json has {layers} layers but layer_types for {len(kinds)}")
-    if not window or not used:
+    if window is None:
         return (None,) * layers
     if len(set(kinds)) < 2:
         return (window,) * layers
