@@ -1,6 +1,7 @@
 """A real Ray with Serve for tests: started, asked and ended through the same code as ``modelyard serve`` uses."""
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -109,7 +110,10 @@ class Cluster:
         self.api.deploy(config)
 
     def wait_running(self, name: str) -> None:
-        eventually(f"{name} runs", lambda: (a := self.api.state().application(name)) and a.status == "RUNNING")
+        try:
+            eventually(f"{name} runs", lambda: (a := self.api.state().application(name)) and a.status == "RUNNING")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; last seen {json.dumps(self.details().get(name))}") from None
         if name not in (GATEWAY, PROBE):
             eventually(f"the gateway lists {name}", lambda: name in self.ready()["models"], 20)
 

@@ -19,6 +19,7 @@ from serve_app.local_cluster import Session
 from tests.serve.cluster import Cluster, eventually
 
 START_S = 120.0
+STOP_S = 10.0
 # The last number of each node's own loopback address. The head's is 1.
 _NUMBERS = itertools.count(2)
 
@@ -39,7 +40,7 @@ class Node:
 
     def end(self) -> None:
         """Kill what is left of it."""
-        _end(self.session)
+        _end(self.session, 0)
 
 
 @contextmanager
@@ -52,8 +53,8 @@ def node(
     labels: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Node]:
-    """One more node of ``cluster``, until the end of the block; nothing of it survives. Its GPUs are only said to be
-    there. ``env``: for Ray's processes on it."""
+    """One more node of ``cluster``, until the end of the block; nothing of it survives, and Ray knows that it is gone.
+    Its GPUs are only said to be there. ``env``: for Ray's processes on it."""
     metrics, stats, fallback, http = free_ports(4)
     with tempfile.TemporaryDirectory(prefix="modelyard-", dir="/tmp") as folder:
         # A mark of its own, so that its processes can be told from the cluster's.
@@ -84,9 +85,11 @@ def node(
                 yield Node(name, main, f"http://127.0.0.1:{http}", session)
         finally:
             print(Path(log.name).read_text())
-            _end(session)
+            _end(session, STOP_S)
+            # Ray takes some 15 s to find out that a node was killed. What is deployed meanwhile may be sent there.
+            eventually("Ray knows that the node is gone", lambda: cluster.nodes() <= before)
 
 
-def _end(session: Session) -> None:
-    local_cluster.end_processes(lambda: local_cluster.processes(session), term_grace_s=0)
+def _end(session: Session, term_grace_s: float) -> None:
+    local_cluster.end_processes(lambda: local_cluster.processes(session), term_grace_s)
     assert local_cluster.processes(session) == [], "processes survived the end of a node"
