@@ -222,6 +222,15 @@ class ModelArgs(Spec):
         return self
 
     @model_validator(mode="after")
+    def _stages_on_cpus_are_compiled(self) -> "ModelArgs":
+        if self.pipeline_parallel_size > 1 and self.resources.num_gpus == 0 and self.engine.get("enforce_eager"):
+            raise ValueError(
+                "engine.enforce_eager is set: pipeline stages on CPUs would start and never answer: vLLM prepares "
+                "them only where it compiles. Leave it out, or say engine.compilation_config: {mode: 1, backend: eager}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _within_its_share(self) -> "ModelArgs":
         if problem := share_problem(self.resources.num_gpus, self.engine.get("gpu_memory_utilization")):
             raise ValueError(f"engine.gpu_memory_utilization {problem}")

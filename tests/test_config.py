@@ -113,6 +113,25 @@ def test_a_fraction_of_a_gpu_is_for_one_worker(tensor: int, pipeline: int, gpus:
         assert ModelArgs.model_validate(value).workers == tensor * pipeline
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "gpus", "eager", "refused"),
+    [(2, 0, True, True), (2, 0, False, False), (2, 1, True, False), (1, 0, True, False)],
+)
+def test_stages_on_cpus_must_be_compiled(pipeline: int, gpus: int, eager: bool, refused: bool) -> None:
+    """An engine that would start and never answer is refused, with what to do."""
+    value = {
+        "source": DEMO,
+        "engine": {"enforce_eager": eager},
+        "pipeline_parallel_size": pipeline,
+        "resources": {"num_gpus": gpus},
+    }
+    if refused:
+        with pytest.raises(ValidationError, match="Leave it out, or say"):
+            ModelArgs.model_validate(value)
+    else:
+        ModelArgs.model_validate(value)
+
+
 @pytest.mark.parametrize("value", ["a", "!a", "in(a,b)", "in(a, b)", "!in(a)", "A100-80G"])
 def test_labels_are_rays_selectors(value: str) -> None:
     """What Ray itself takes passes."""

@@ -292,6 +292,12 @@ def test_the_plugin_group_and_the_environment_variables_exist(release: Release) 
     assert [name for name in ENVIRONMENT if f'"{name}"' not in known] == []
 
 
+@pytest.mark.parametrize("module", ["vllm/v1/engine/core.py", "vllm/v1/executor/multiproc_executor.py"])
+def test_processes_log_that_they_failed_to_start(release: Release, module: str) -> None:
+    """With a traceback, behind the words that the adapter looks for."""
+    assert re.search(rf'logger\.exception\("\w+{re.escape(engine.START_FAILED)}"', release.read(module) or "")
+
+
 def test_metrics_of_the_dashboard_are_vllms(release: Release) -> None:
     """Every one of vLLM's that the dashboard or an alert asks for is made in the logger whose metrics Ray has, with the
     label ``model_name``; Ray puts ``_total`` behind a counter's name."""

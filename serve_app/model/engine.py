@@ -34,6 +34,7 @@ from serve_app.model.engine_protocol import ASKED_MODEL, EVERY_TOKEN, PRIORITY, 
 from serve_app.model.gpu_turn import gpu_turn
 from serve_app.model.journal import JOURNAL, Journal
 from serve_app.model.loading import download, told
+from serve_app.model.root_cause import Output, first_error
 from serve_app.model.token_rate import TokenRate
 from serve_app.scaling import EngineStats
 from serve_app.sources import SourceError, read_shape, resolve
@@ -42,6 +43,8 @@ logger = logging.getLogger("ray.serve")
 
 # Once the engine's process is dead: time for the error events of streams under way, then this replica ends too.
 DEAD_GRACE_S = 0.5
+# What the log of each of vLLM's processes says before the error that ended its start.
+START_FAILED = " failed to start."
 
 BUILD_APP = (
     "vllm.entrypoints.launchers.app:build_app",
@@ -95,8 +98,10 @@ def engine_arguments(args: ModelArgs, name: str) -> dict[str, Any]:
     if args.gpu_memory_utilization is not None:
         engine["gpu_memory_utilization"] = args.gpu_memory_utilization
     if args.workers > 1:
-        # One node: vLLM's own worker processes inside the replica. Pipeline stages may spread over nodes: Ray workers.
-        engine["distributed_executor_backend"] = "ray" if args.pipeline_parallel_size > 1 else "mp"
+        # Pipeline stages may spread over nodes: Ray workers. Else vLLM's own worker processes inside the replica, which
+        # is also all that its CPU engine can do.
+        spreads = args.pipeline_parallel_size > 1 and args.resources.num_gpus > 0
+        engine["distributed_executor_backend"] = "ray" if spreads else "mp"
     return engine | read_numbers(args.engine)
 
 
@@ -190,8 +195,15 @@ class VllmEngine:
         async with turn:
             # vLLM's own metrics go to Ray's, in the place of a `/metrics` that nobody reaches here.
             loggers = [_stat_logger(self._note_step), _ray_stat_logger()]
+            output = Output()
             with told(tell, downloading):
-                self._llm = start_engine(engine_args, stat_loggers=loggers)
+                try:
+                    self._llm = start_engine(engine_args, stat_loggers=loggers)
+                except Exception as error:
+                    # vLLM says no more than which of its processes failed.
+                    if cause := first_error(output.text(), START_FAILED):
+                        raise RuntimeError(f"vLLM failed to start: {cause}") from error
+                    raise
         # A set in another order in each process.
         tasks = tuple(sorted(await self._llm.get_supported_tasks()))
         self._app = await self._build_app(engine_args, tasks)
