@@ -20,7 +20,7 @@ def test_what_kept_an_engine_from_starting_is_told(engines: Cluster) -> None:
         entry: dict[str, Any] = engines.ready()["models"].get("tight", {})
         return entry["reason"] if "failed" in entry.get("reason", "") else None
 
-    told = eventually("the cause", reason)
+    told = eventually("the cause", reason, START_S)
     engines.remove("tight")
     assert "vLLM failed to start: ValueError: " in told
 
