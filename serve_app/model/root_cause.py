@@ -1,6 +1,7 @@
 """Why a child process did not start, from what it wrote: its parent often knows no more than that it ended."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
 
@@ -15,12 +16,14 @@ class Output:
         self._begin = os.fstat(fd).st_size
 
     def text(self) -> str:
-        """Empty where the output does not go into a file. In Ray's workers it does."""
+        """Empty where the output does not go into a file, or the system does not let it be read. Ray's workers have a
+        file."""
         if not S_ISREG(os.fstat(self._fd).st_mode):
             return ""
-        with Path(f"/dev/fd/{self._fd}").open(errors="replace") as written:
+        with suppress(OSError), Path(f"/dev/fd/{self._fd}").open(errors="replace") as written:
             written.seek(self._begin)
             return written.read()
+        return ""
 
 
 def first_error(text: str, after: str) -> str:
