@@ -144,6 +144,7 @@ def start_engine(engine_args: Any, **options: Any) -> Any:
     """An ``AsyncLLM``; blocks until the weights are loaded and the KV cache is laid out.
 
     As `vllm serve` does it: some of vLLM's defaults, such as the tokens of one step, depend on what an engine is for.
+    RuntimeError: one of its processes did not start; says what that one's log does.
     """
     usage = _first(USAGE_CONTEXT).OPENAI_API_SERVER
     config = engine_args.create_engine_config(usage)
@@ -151,13 +152,20 @@ def start_engine(engine_args: Any, **options: Any) -> Any:
         # One place more, which `_adapter_room` leaves empty.
         config.lora_config.max_loras += 1
         config.lora_config.max_cpu_loras += 1
-    return _first(ASYNC_LLM).from_vllm_config(
-        config,
-        usage_context=usage,
-        enable_log_requests=engine_args.enable_log_requests,
-        disable_log_stats=engine_args.disable_log_stats,
-        **options,
-    )
+    output = Output()
+    try:
+        return _first(ASYNC_LLM).from_vllm_config(
+            config,
+            usage_context=usage,
+            enable_log_requests=engine_args.enable_log_requests,
+            disable_log_stats=engine_args.disable_log_stats,
+            **options,
+        )
+    except Exception as error:
+        # vLLM says no more than which of its processes failed.
+        if cause := first_error(output.text(), START_FAILED):
+            raise RuntimeError(f"vLLM failed to start: {cause}") from error
+        raise
 
 
 def _leaks_adapters(config: Any) -> bool:
@@ -195,15 +203,8 @@ class VllmEngine:
         async with turn:
             # vLLM's own metrics go to Ray's, in the place of a `/metrics` that nobody reaches here.
             loggers = [_stat_logger(self._note_step), _ray_stat_logger()]
-            output = Output()
             with told(tell, downloading):
-                try:
-                    self._llm = start_engine(engine_args, stat_loggers=loggers)
-                except Exception as error:
-                    # vLLM says no more than which of its processes failed.
-                    if cause := first_error(output.text(), START_FAILED):
-                        raise RuntimeError(f"vLLM failed to start: {cause}") from error
-                    raise
+                self._llm = start_engine(engine_args, stat_loggers=loggers)
         # A set in another order in each process.
         tasks = tuple(sorted(await self._llm.get_supported_tasks()))
         self._app = await self._build_app(engine_args, tasks)

@@ -1,7 +1,6 @@
 """A real Ray with Serve for tests: started, asked and ended through the same code as ``modelyard serve`` uses."""
 
 import asyncio
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -113,7 +112,7 @@ class Cluster:
         try:
             eventually(f"{name} runs", lambda: (a := self.api.state().application(name)) and a.status == "RUNNING")
         except AssertionError as error:
-            raise AssertionError(f"{error}; last seen {json.dumps(self.details().get(name))}") from None
+            raise AssertionError(f"{error}; last seen {self.details().get(name)}") from None
         if name not in (GATEWAY, PROBE):
             eventually(f"the gateway lists {name}", lambda: name in self.ready()["models"], 20)
 
